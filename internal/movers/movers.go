@@ -19,13 +19,13 @@ import (
 )
 
 const (
-	// MostMoving bounds how many connections move at a time, MostToOne those to one address and
-	// port, whose process may be stopped: behind an attempt that has run out of time, one at a
-	// time, and mostSilent to all such. The others wait for their turn, and are used meanwhile:
-	// a device that makes its queue pairs one by one is asked for no more than that at once.
-	MostMoving = 16
-	MostToOne  = MostMoving / 4
-	mostSilent = MostMoving / 2
+	// MostMoving bounds how many connections move at a time. Those to one address and port, whose
+	// process may be stopped, are no more than are left to others; behind an attempt that has run
+	// out of time it is one, and all such together leave as many to others. The rest wait for their
+	// turn, and are used meanwhile: a device that makes its queue pairs one by one has no more than
+	// that to make at once. With half of it to one address, a burst of dials with Require is over
+	// before its caller has made many more of them in the place of those that are late.
+	MostMoving = 64
 
 	// enoughTime is how long an attempt must have had to say that a peer does nothing, if its dial
 	// had less than all of an attempt's time left; at most as long as sanconn waits for that.
@@ -125,8 +125,8 @@ func (p *Pool) Add(j *Job) {
 
 // startLocked runs those whose turn it is. Each is bounded by its time.
 func (p *Pool) startLocked() {
-	for p.running < MostMoving {
-		silent := 0
+	for {
+		silent, free := 0, MostMoving-p.running
 		for peer := range p.at {
 			if p.slow[peer] {
 				silent++
@@ -134,9 +134,9 @@ func (p *Pool) startLocked() {
 		}
 		i := slices.IndexFunc(p.line, func(peer netip.AddrPort) bool {
 			if p.slow[peer] {
-				return p.at[peer] == 0 && silent < mostSilent
+				return p.at[peer] == 0 && silent < free
 			}
-			return p.at[peer] < MostToOne
+			return p.at[peer] < free
 		})
 		if i < 0 {
 			return

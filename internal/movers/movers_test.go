@@ -196,7 +196,7 @@ func TestLateOnceIsNotLateForEver(t *testing.T) {
 // What waits for its turn behind others keeps its time for the next try.
 func TestWaitingForATurnTakesNoTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const takes, most, jobs = 100 * time.Millisecond, 400 * time.Millisecond, 7 * MostToOne
+		const takes, most, jobs = 100 * time.Millisecond, 400 * time.Millisecond, 7 * MostMoving / 2
 		pool := new(testPool)
 		pool.waits = true
 		var tries atomic.Int32
@@ -221,12 +221,42 @@ func TestWaitingForATurnTakesNoTime(t *testing.T) {
 	})
 }
 
+// Of an address no more have their turn than are left to others: however many do nothing, however
+// many jobs of theirs there are, one to another begins.
+func TestAnAddressLeavesRoom(t *testing.T) {
+	pool := new(testPool)
+	ctx, cancel := context.WithCancel(t.Context())
+	begun := make(chan uint16, 2*MostMoving)
+	running := make(map[uint16]int)
+	for port := range uint16(6) { // what is left is halved by each
+		for range 2 * MostMoving {
+			pool.job(ctx, port, time.Hour, func(ctx context.Context) error {
+				begun <- port
+				return neverAnswers(ctx)
+			}, nil)
+		}
+		for range MostMoving / 2 >> port {
+			running[<-begun]++
+		}
+	}
+	for port, n := range running {
+		if most := MostMoving / 2 >> port; n != most {
+			t.Errorf("address %d: %d run, want %d", port, n, most)
+		}
+	}
+	answered := make(chan struct{})
+	pool.job(ctx, 6, time.Hour, func(context.Context) error { close(answered); return errEnded }, nil)
+	wantClosed(t, answered, "nobody else's has begun")
+	cancel()
+	pool.ended.Wait()
+}
+
 // Addresses have their turns one after the other: one to which a single job is to move does not
 // wait until all have that came before, to others.
 func TestAddressesTakeTurns(t *testing.T) {
 	pool := new(testPool)
 	ctx, cancel := context.WithCancel(t.Context())
-	const others = MostMoving / MostToOne // which have all the places
+	const others = MostMoving // which have all the places
 	begun, end := make(chan struct{}, 10*MostMoving), make(chan struct{})
 	waits := func(ctx context.Context) error {
 		begun <- struct{}{}
@@ -237,7 +267,7 @@ func TestAddressesTakeTurns(t *testing.T) {
 			return ctx.Err()
 		}
 	}
-	for range 10 * MostToOne {
+	for range 10 {
 		for port := range uint16(others) {
 			pool.job(ctx, port, time.Hour, waits, nil)
 		}
