@@ -84,7 +84,7 @@ func NewArena(chunkSize int, maxBytes int64) *Arena {
 // that at most. It maps 1 MiB at a time, less with a small limit, as it is used. Connections
 // have their inboxes and send buffers from it too. SetArenaLimit changes its size.
 var DefaultArena = sync.OnceValue(func() *Arena {
-	bytes, chunk := max(memoryLimit()/arenaMemoryShare, defaultArenaBytes), int64(defaultChunk)
+	bytes, chunk := max(MemoryLimit()/arenaMemoryShare, defaultArenaBytes), int64(defaultChunk)
 	if limit, limited := MemlockLimit(); limited {
 		bytes = max(min(limit/arenaMemlockShare, bytes), minChunk)
 		chunk = min(max(bytes/2, minChunk), chunk)

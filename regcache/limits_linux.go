@@ -1,7 +1,11 @@
 package regcache
 
 import (
+	"io/fs"
+	"math"
 	"os"
+	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -37,17 +41,50 @@ func inInitialUserNamespace() bool {
 	return err == nil
 }
 
-// memoryLimit is how many bytes of memory this process may have: the host's, or less in a
-// container (memory.max at the root of its control groups, version 2). 0: it is not known.
-func memoryLimit() (bytes int64) {
+// MemoryLimit returns how many bytes of memory this process may have: the host's, or less in a
+// control group, such as a container's or a systemd unit's. 0: it is not known.
+func MemoryLimit() (bytes int64) {
 	var s unix.Sysinfo_t
 	if err := unix.Sysinfo(&s); err == nil {
 		bytes = int64(s.Totalram) * int64(s.Unit)
 	}
-	if text, err := os.ReadFile("/sys/fs/cgroup/memory.max"); err == nil {
-		if most, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil {
-			bytes = min(bytes, most)
+	return min(bytes, groupLimit(os.DirFS("/")))
+}
+
+// groupLimit is how much memory this process's control group may have, of version 1 or 2; the
+// largest number if there is no limit. root is the file system's. A container may see the path
+// of its group as the host does, or as its own root, and be limited by any group above: so each
+// ancestor is looked at that there is.
+func groupLimit(root fs.FS) int64 {
+	limit := int64(math.MaxInt64)
+	groups, err := fs.ReadFile(root, "proc/self/cgroup")
+	if err != nil {
+		return limit
+	}
+	for line := range strings.Lines(string(groups)) { // hierarchy:controllers:path
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		mount, file := "", ""
+		switch {
+		case parts[0] == "0" && parts[1] == "":
+			mount, file = "sys/fs/cgroup", "memory.max"
+		case slices.Contains(strings.Split(parts[1], ","), "memory"):
+			mount, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+		default:
+			continue
+		}
+		for group := path.Join("/", parts[2]); ; group = path.Dir(group) {
+			if text, err := fs.ReadFile(root, path.Join(mount, group, file)); err == nil {
+				if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil { // or "max"
+					limit = min(limit, n)
+				}
+			}
+			if group == "/" {
+				break
+			}
 		}
 	}
-	return bytes
+	return limit
 }

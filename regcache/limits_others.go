@@ -5,5 +5,5 @@ package regcache
 // MemlockLimit returns that no limit applies.
 func MemlockLimit() (limit int64, limited bool) { return 0, false }
 
-// memoryLimit is how many bytes of memory this process may have; 0: it is not known.
-func memoryLimit() int64 { return 0 }
+// MemoryLimit returns 0: it is not known.
+func MemoryLimit() int64 { return 0 }
