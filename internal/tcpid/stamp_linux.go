@@ -56,7 +56,8 @@ func isMPTCP(fd int) bool {
 // that the acceptor has kept: the first round trip, measured by its own timestamp. Where a
 // processor was another's meanwhile, as on busy virtual machines, that may be off by far more
 // than stampSlack: one connection in some hundred on an emulated one. Most SYNs leave when the
-// dial begins, so that is the second, if began is not zero.
+// dial begins, so that is the second, if began is not zero. The third is of a SYN that left up to
+// 3·stampSlack later, as a dial looks up a name, or waits for its processor.
 func DialerStamps(c *net.TCPConn, began time.Time) ([]Stamp, error) {
 	return control(c, func(fd int) ([]Stamp, error) {
 		if isMPTCP(fd) {
@@ -97,7 +98,8 @@ func DialerStamps(c *net.TCPConn, began time.Time) ([]Stamp, error) {
 			}
 			stamps := []Stamp{now - Stamp(info.Last_data_sent) - Stamp(info.Rtt/1000)}
 			if !began.IsZero() {
-				stamps = append(stamps, now-Stamp(elapsed.Milliseconds()))
+				atOnce := now - Stamp(elapsed.Milliseconds())
+				stamps = append(stamps, atOnce, atOnce+2*stampSlack)
 			}
 			return stamps, nil
 		}

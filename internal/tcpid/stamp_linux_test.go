@@ -74,31 +74,33 @@ func TestBothEndsKnowTheStamp(t *testing.T) {
 	}
 }
 
-// The other one, for where the clocks were not to be relied on, is that of a dial whose first
-// SYN was answered.
+// The others, for where the clocks were not to be relied on, are those of a dial whose first SYN
+// was answered, and had left at once, or later.
 func TestWhenADialBeganIsItsStamp(t *testing.T) {
 	l := listen(t, "tcp", "127.0.0.1:0")
 	if err := SaveSYN(l); err != nil {
 		t.Fatal(err)
 	}
-	var began time.Time
-	var d, a *net.TCPConn
-	testenv.Eventually(t, time.Minute, func() error { // a dial that is held up before its SYN has another stamp
-		began = time.Now()
-		d = dial(t, l.Addr().String())
-		took := time.Since(began)
-		if a = accept(t, l); took > stampSlack/2*time.Millisecond {
-			return fmt.Errorf("the dial took %v", took)
+	for i, before := range []time.Duration{0, 2 * stampSlack * time.Millisecond} { // the SYN
+		var began time.Time
+		var d, a *net.TCPConn
+		testenv.Eventually(t, time.Minute, func() error { // a dial that is held up before its SYN has another stamp
+			began = time.Now()
+			d = dial(t, l.Addr().String())
+			took := time.Since(began)
+			if a = accept(t, l); took > stampSlack/2*time.Millisecond {
+				return fmt.Errorf("the dial took %v", took)
+			}
+			return nil
+		})
+		letTheClockGo(t, d)
+		s, err := DialerStamps(d, began.Add(-before))
+		if err != nil {
+			t.Fatal(err)
 		}
-		return nil
-	})
-	letTheClockGo(t, d)
-	s, err := DialerStamps(d, began)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if is := acceptorStamp(t, a); len(s) != 2 || !proven(s[1], is) {
-		t.Errorf("%d; it is %d", s, is)
+		if is := acceptorStamp(t, a); len(s) != 3 || !proven(s[1+i], is) || proven(s[2-i], is) {
+			t.Errorf("%v before the SYN: %d; it is %d", before, s, is)
+		}
 	}
 }
 
