@@ -266,6 +266,15 @@ func TestNoneReady(t *testing.T) {
 	awaitReady(t, d)
 }
 
+// allReady has all made that a device has, also where its last connection had found none, and those
+// that were just being made gave way to it.
+func allReady(d *device, cfg Config) {
+	d.ready.filled()
+	d.ready.full.Store(false)
+	d.ready.refill(d, cfg.withDefaults())
+	d.ready.filled()
+}
+
 // Where no more can be made, nobody hears of it, and no more is tried until a connection has ended.
 func TestReadyUpToTheLimit(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
@@ -285,10 +294,23 @@ func TestReadyUpToTheLimit(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	allReady(a.dev, cfg)
 	b, c := pair(t, l, cfg)
 	fifth(b)
 	b.discard()
 	c.discard()
+	testenv.Eventually(t, patience, func() error {
+		a.dev.mu.Lock()
+		defer a.dev.mu.Unlock()
+		if n := len(a.dev.endpoints); n > 2 {
+			return fmt.Errorf("%d connections' ends", n)
+		}
+		return nil
+	})
+	if a.dev.ready.full.Load() {
+		t.Error("no others are tried")
+	}
+	allReady(a.dev, cfg)
 	b, _ = pair(t, l, cfg)
 	fifth(b)
 }
@@ -302,8 +324,7 @@ func TestReadyGivesWay(t *testing.T) {
 	cfg := Config{Disable: session.FeatureWindows}
 	l := listen(t, cfg)
 	a, _ := pair(t, l, cfg)
-	a.dev.ready.refill(a.dev, cfg.withDefaults())
-	a.dev.ready.filled()
+	allReady(a.dev, cfg)
 	if n := len(readyNumbers(a.dev)); n != 3 {
 		t.Fatalf("%d are ready, want the third to the fifth queue pair", n)
 	}
@@ -313,8 +334,7 @@ func TestReadyGivesWay(t *testing.T) {
 	c.discard()
 
 	// So does what is just being made.
-	a.dev.ready.refill(a.dev, cfg.withDefaults())
-	a.dev.ready.filled()
+	allReady(a.dev, cfg)
 	a.dev.ready.full.Store(false)
 	a.dev.ready.filling.Lock()
 	var making []*Endpoint
