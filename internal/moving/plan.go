@@ -124,9 +124,9 @@ func (p *Plan) moveLater(h newconn.Handle, l *Life, atOnce bool) {
 			return
 		}
 		if p.Either && why.Reason == session.ReasonNoListener {
-			l.why.CompareAndSwap(cmp.Or(l.own, unused), notProposed) // what it would be of the accepted end
+			l.why.CompareAndSwap(cmp.Or(l.own.Load(), unused), notProposed) // what it would be of the accepted end
 		} else {
-			l.own = why
+			l.own.Store(why)
 			l.Failed(why)
 		}
 		if why.Reason != session.ReasonRefused {
