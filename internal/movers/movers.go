@@ -21,11 +21,12 @@ import (
 const (
 	// MostMoving bounds how many connections move at a time. Those to one address and port, whose
 	// process may be stopped, are no more than are left to others; behind an attempt that has run
-	// out of time it is one, and all such together leave as many to others. The rest wait for their
-	// turn, and are used meanwhile: a device that makes its queue pairs one by one has no more than
-	// that to make at once. With half of it to one address, a burst of dials with Require is over
-	// before its caller has made many more of them in the place of those that are late.
+	// out of time it is one, and all such together leave as many to others, or are fewSlow. The rest
+	// wait for their turn, and are used meanwhile: a device that makes its queue pairs one by one has
+	// no more than that to make at once. With half of it to one address, a burst of dials with Require
+	// is over before its caller has made many more of them in the place of those that are late.
 	MostMoving = 64
+	fewSlow    = MostMoving / 8
 
 	// enoughTime is how long an attempt must have had to say that a peer does nothing, if its dial
 	// had less than all of an attempt's time left; at most as long as sanconn waits for that.
@@ -125,7 +126,7 @@ func (p *Pool) Add(j *Job) {
 
 // startLocked runs those whose turn it is. Each is bounded by its time.
 func (p *Pool) startLocked() {
-	for {
+	for p.running < MostMoving {
 		silent, free := 0, MostMoving-p.running
 		for peer := range p.at {
 			if p.slow[peer] {
@@ -134,7 +135,7 @@ func (p *Pool) startLocked() {
 		}
 		i := slices.IndexFunc(p.line, func(peer netip.AddrPort) bool {
 			if p.slow[peer] {
-				return p.at[peer] == 0 && silent < free
+				return p.at[peer] == 0 && silent < max(free, fewSlow)
 			}
 			return p.at[peer] < free
 		})

@@ -87,6 +87,44 @@ func TestSilentAddressesLeaveRoom(t *testing.T) {
 	pool.ended.Wait()
 }
 
+// Where others have all places, without a pause, some of those addresses have turns at a time.
+func TestSilentAddressesHaveTurns(t *testing.T) {
+	pool := new(testPool)
+	for port := range uint16(fewSlow) {
+		pool.job(t.Context(), port, 10*time.Millisecond, neverAnswers, nil)
+	}
+	pool.ended.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	begun, end := make(chan struct{}, 3*MostMoving), make(chan struct{})
+	for range 3 {
+		for port := range uint16(MostMoving) {
+			pool.job(ctx, fewSlow+port, time.Hour, func(ctx context.Context) error {
+				begun <- struct{}{}
+				select {
+				case <-end:
+				case <-ctx.Done():
+				}
+				return errEnded
+			}, nil)
+		}
+	}
+	for range MostMoving {
+		<-begun
+	}
+	had := make(chan struct{}, fewSlow)
+	for port := range uint16(fewSlow) {
+		pool.job(ctx, port, time.Hour, func(ctx context.Context) error { had <- struct{}{}; return neverAnswers(ctx) }, nil)
+	}
+	for range MostMoving + fewSlow { // the turn of each of the others comes once
+		end <- struct{}{}
+	}
+	for i := 0; i < fewSlow && !t.Failed(); i++ {
+		wantClosed(t, had, "not all have their turn")
+	}
+	cancel()
+	pool.ended.Wait()
+}
+
 func wantClosed(t *testing.T, c <-chan struct{}, otherwise string) {
 	t.Helper()
 	select {
