@@ -45,7 +45,7 @@ func (d *deadline) set(c *Conn, t time.Time) error {
 type deadline struct {
 	want   time.Time
 	alarm  *alarm // of the session, once the direction has moved; else nil
-	held   bool   // TCP's is longAgo, so that an operation in TCP returns, and looks at the state
+	held   bool   // TCP's is longAgo, so that an operation in TCP returns, and looks at the state; there is no alarm
 	writes bool   // it is this end's direction
 }
 
@@ -86,9 +86,7 @@ func (d *deadline) release(tcp *net.TCPConn) bool {
 		return false
 	}
 	d.held = false
-	if d.alarm == nil {
-		d.setTCP(tcp, d.want)
-	}
+	d.setTCP(tcp, d.want)
 	return true
 }
 
@@ -194,9 +192,10 @@ func (d *alarm) set(t time.Time) {
 
 // stop clears the deadline, and the timer, which would keep the session alive.
 func (d *alarm) stop() {
-	d.set(time.Time{})
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.at = time.Time{}
+	d.change(false)
 	if d.timer != nil {
 		d.timer.Stop() // if it has just fired, fire sees that there is no deadline
 		d.fires = time.Time{}
