@@ -132,7 +132,8 @@ func (l *leave) run(c *Conn) {
 	c.leave = nil
 	c.in.suspended.Store(false)
 	c.out.suspended.Store(c.out.flushing)
-	flushing, ended := c.out.flushing, c.state.out.ended || err != nil
+	resets := c.closed.Load() && c.reset.Load() // the peer is not to find an end before
+	flushing, ended := c.out.flushing, c.state.out.ended || err != nil && !resets
 	c.out.op.Unlock()
 	c.in.op.Unlock() // before mu: File, which waits for this, has to find what is unread
 	c.changedLocked()

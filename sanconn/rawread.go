@@ -325,6 +325,7 @@ func (c *Conn) readByTCP(counted bool) error {
 		return nil
 	}
 	switch _, read, err := tcpid.Positions(c.tcp); {
+	case errors.Is(err, tcpid.ErrNotConnected): // what is lacking then is found to be cut
 	case err != nil:
 		return s.Fail(err)
 	case read != c.in.bytes.Load():

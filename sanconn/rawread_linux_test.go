@@ -348,6 +348,49 @@ func TestCountedReadBehindPeek(t *testing.T) {
 	}
 }
 
+// Wherever the connection is on its way, or on its way back, the peer's Close is the end of its stream,
+// and a reset is none.
+func TestCountedReadEndsOnTheWay(t *testing.T) {
+	buf := make([]byte, 10)
+	for range 300 { // with the race detector some are caught at the wrong moment
+		for of := range 4 {
+			resets, waits := of&1 != 0, of&2 != 0
+			a, b := pipe(t, moving, nil)
+			r := countedOf(t, b)
+			a.Write([]byte("ab"))
+			if n, err := io.ReadFull(r, buf[:2]); n != 2 || err != nil {
+				t.Fatal(n, err)
+			}
+			want := io.EOF
+			if resets {
+				want = syscall.ECONNRESET
+				a.SetLinger(0)
+			}
+			ended := make(chan error, 1)
+			read := func() {
+				_, err := r.Read(buf)
+				ended <- err
+			}
+			if waits {
+				select { // of the Reads before
+				case <-r.waits:
+				default:
+				}
+				go read()
+				<-r.waits
+			}
+			a.Close()
+			if !waits {
+				read()
+			}
+			if err := <-ended; !errors.Is(err, want) {
+				t.Errorf("waits %v: %v, want %v\n%s", waits, err, want, b.Debug())
+			}
+			b.Close()
+		}
+	}
+}
+
 // It returns what a RawConn's Read of net returns, and its function finds what syscall.Read does.
 func TestCountedReadEnds(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {

@@ -20,15 +20,14 @@ const (
 )
 
 var (
-	errNotConnected = errors.New("tcpid: not connected")
-	errMoving       = errors.New("tcpid: the kernel's counts of bytes do not hold still")
-	errDiffer       = errors.New("tcpid: the kernel's counts of bytes contradict each other")
+	errMoving = errors.New("tcpid: the kernel's counts of bytes do not hold still")
+	errDiffer = errors.New("tcpid: the kernel's counts of bytes contradict each other")
 )
 
 // Positions returns how many bytes have been written to a connection and read from it so
 // far, by whichever processes had it: for a descriptor that has come from another one.
 // Nobody may read or write meanwhile; the peer may. Urgent data that is yet to be read makes
-// the count of bytes read too large.
+// the count of bytes read too large. The error is ErrNotConnected behind a reset.
 func Positions(c *net.TCPConn) (written, read uint64, err error) {
 	p, err := control(c, positions)
 	return p.written, p.read, err
@@ -108,7 +107,7 @@ func (c counts) position(unread, unacked uint64) (p position, err error) {
 	case stateClosing, stateLastAck, stateTimeWait:
 		finSent, finReceived = 1, 1
 	default:
-		return p, errNotConnected
+		return p, ErrNotConnected
 	}
 	if unread+finReceived > c.received {
 		return p, errDiffer // a connection that was restored (TCP_REPAIR)

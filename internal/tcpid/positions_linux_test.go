@@ -181,7 +181,7 @@ func TestPositionsAfterReset(t *testing.T) {
 	d, a := connect(t, listen(t, "tcp", "127.0.0.1:0"))
 	a.SetLinger(0)
 	a.Close()
-	if _, _, err := Positions(d); err != errNotConnected {
+	if _, _, err := Positions(d); err != ErrNotConnected {
 		t.Errorf("reset: %v", err)
 	}
 }

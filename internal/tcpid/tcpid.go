@@ -21,6 +21,9 @@ var ErrNotHere = errors.New("tcpid: the other end is not in this network namespa
 // wrapped with it is the cause.
 var errNoStamp = errors.New("tcpid: no timestamp to tell the connection by")
 
+// ErrNotConnected: the connection is over, as behind a reset, and the kernel counts no more.
+var ErrNotConnected = errors.New("tcpid: not connected")
+
 // ErrMPTCP: a Multipath TCP socket is not the TCP connection: it has several, or none.
 var ErrMPTCP = errors.New("tcpid: a Multipath TCP socket")
 
