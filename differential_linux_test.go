@@ -234,7 +234,7 @@ func (r *diffRig) connect() (ends [2]*diffEnd, err error) {
 		return ends, fmt.Errorf("it went by %q", by)
 	}
 	if sc, ok := c.(*sanconn.Conn); ok && r.carrier.lane.policy == Prefer {
-		newconn.HandleOf(sc).CallUse(moving.Never)
+		newconn.HandleOf(sc).CallUse(newconn.Never)
 	}
 	there, back := new(diffStream), new(diffStream)
 	return [2]*diffEnd{{Conn: c, out: there, in: back}, {Conn: s, out: back, in: there}}, nil

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/sanconn"
@@ -80,7 +79,7 @@ func (l lane) begin(c net.Conn) {
 	case l.moving:
 		newconn.HandleOf(sc).CallUse(usesOfLane.next())
 	case l.policy == Prefer:
-		newconn.HandleOf(sc).CallUse(moving.Never)
+		newconn.HandleOf(sc).CallUse(newconn.Never)
 	}
 }
 

@@ -2,10 +2,13 @@ package san
 
 import (
 	"errors"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/sanconn"
@@ -46,6 +49,27 @@ func TestDialsAreTraced(t *testing.T) {
 	at := " tcp " + l.Addr().String()
 	if len(events) != 2 || events[0] != "start"+at || events[1] != "done"+at {
 		t.Errorf("seen: %q", events)
+	}
+}
+
+// WriteUrgent waits while attempts to move the connection fail that are made again, as the other end's
+// process does not know it yet, and begins no other.
+func TestUrgentDataBesideAttempts(t *testing.T) {
+	onlyShm(t)
+	tcp := plainListen(t, "127.0.0.1:0")
+	mustAdopt(t, &ListenConfig{}, tcp)
+	c := mustDial(t, atOnce(), tcp.Addr().String()).(*sanconn.Conn)
+	mustAccept(t, tcp)
+	waitFor(t, "an attempt fails", func() bool { return strings.Contains(c.Debug(), "the last move") })
+	before, began := Stats(), time.Now()
+	if n, err := c.WriteUrgent([]byte("!")); n != 0 || !errors.Is(err, errors.ErrUnsupported) {
+		t.Error(n, err)
+	}
+	if took := time.Since(began); took < time.Second {
+		t.Errorf("it gave up after %v", took)
+	}
+	if now := Stats(); !maps.Equal(now.Fallbacks, before.Fallbacks) {
+		t.Errorf("counted as fallbacks: %v, before %v", now.Fallbacks, before.Fallbacks)
 	}
 }
 

@@ -116,7 +116,7 @@ func (d *descriptor) release(c *Conn, claim bool) {
 func (d *descriptor) pinLocked(c *Conn) {
 	c.state.pinned = true
 	if c.left {
-		c.use.at.Store(never)
+		c.use.at.Store(newconn.Never)
 	}
 }
 

@@ -293,7 +293,7 @@ func (c *Conn) sessionEnded(s *session.Session, whole bool, why error) {
 func (c handle) Moved(ctx context.Context) error { return c.awaitMoved(ctx, true) }
 
 // awaitMoved is newconn.Handle.Moved; whole: with all bytes of the application. Otherwise it is for
-// WriteUrgent, which the write deadline bounds.
+// WriteUrgent, which the write deadline bounds, and an attempt that has failed is followed by others.
 func (c *Conn) awaitMoved(ctx context.Context, whole bool) error {
 	stop := c.wakeWhenDone(ctx)
 	defer stop()
@@ -309,7 +309,7 @@ func (c *Conn) awaitMoved(ctx context.Context, whole bool) error {
 			return net.ErrClosed
 		case whole && (c.state.in.at > 0 || c.state.out.at > 0):
 			return errByTCP
-		case c.session == nil && c.refused != nil:
+		case whole && c.session == nil && c.refused != nil:
 			return c.refused
 		case c.session != nil && c.over:
 			return errNoSession
@@ -317,7 +317,7 @@ func (c *Conn) awaitMoved(ctx context.Context, whole bool) error {
 		case whole:
 			return ctx.Err()
 		default: // this may be late: a deadline that has passed, too, counts first
-			return cmp.Or(c.out.deadline.passed(c), ctx.Err())
+			return cmp.Or(c.out.deadline.passed(c), c.refused, ctx.Err())
 		}
 		if whole {
 			c.awaitLocked(time.Time{})

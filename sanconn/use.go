@@ -1,18 +1,19 @@
 package sanconn
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"github.com/sanconn/san/internal/newconn"
+)
 
 // turn is for how many bytes a Read counts, beside those that it brings: what a round trip
 // by a SAN saves is as much as what it saves for so many bytes.
 const turn = 32 << 10
 
-// never is beyond what any connection counts.
-const never = int64(1) << 62
-
 // usage is how much goes by TCP, until the connection moves.
 type usage struct {
 	bytes        atomic.Int64
-	at           atomic.Int64 // beyond which it moves
+	at           atomic.Int64 // beyond which it moves; newconn.Never while that is tried, until it has failed
 	claimedUntil atomic.Int64 // up to which it does not, even if asked: see claimed
 }
 
@@ -29,10 +30,10 @@ func (u *usage) add(n int64) bool {
 }
 
 // begins reports whether the connection is to be moved, unless that has been done.
-func (u *usage) begins() bool { return u.at.Swap(never) != never }
+func (u *usage) begins() bool { return u.at.Swap(newconn.Never) != newconn.Never }
 
 // again has the connection move once it has been used for so many bytes more.
-func (u *usage) again(bytes int64) { u.at.Store(u.bytes.Load() + bytes) }
+func (u *usage) again(bytes int64) { u.at.Store(min(u.bytes.Load()+bytes, newconn.Never)) }
 
 // claim keeps the connection from moving before that.
 func (u *usage) claim(bytes int64) {

@@ -52,13 +52,10 @@ func (p *Plan) Begin(tcp *net.TCPConn, began time.Time) (*sanconn.Conn, newconn.
 // MoveAtOnce moves a connection without waiting until it has been used, if that is wanted.
 func (p *Plan) MoveAtOnce(h newconn.Handle, l *Life) {
 	if p.AtOnce {
-		h.CallUse(Never)
+		h.CallUse(newconn.Never)
 		p.moveLater(h, l, true)
 	}
 }
-
-// Never is more than any connection is used for.
-const Never = int64(1) << 60
 
 // move tries each provider in turn. It returns why the first, which is preferred, does not
 // carry the connection, if none does; or, if the other end refuses one, that. One that has found

@@ -22,6 +22,9 @@ var New func(tcp *net.TCPConn, c Config) (net.Conn, Handle)
 // HandleOf returns the Handle of a *sanconn.Conn.
 var HandleOf func(net.Conn) Handle
 
+// Never is for more bytes than any connection is used for.
+const Never = int64(1) << 62
+
 // Config is how a connection begins.
 type Config struct {
 	// Threshold is for how many bytes a connection must be used by its Read and Write before
@@ -101,7 +104,7 @@ type Handle interface {
 	Ended() bool
 
 	// CallUse has Life.Used called again, once the connection has been used for so many
-	// bytes more.
+	// bytes more; Never: not before it is called again, as a move is under way.
 	CallUse(bytes int64)
 
 	// Moved waits until both directions have moved to the session, or cannot any more. It fails
