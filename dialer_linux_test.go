@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -296,29 +295,5 @@ func TestTheFirstProviderIsWaitedFor(t *testing.T) {
 	wantMoved(t, c, "first")
 	if n := second.tried(); n != 0 {
 		t.Errorf("%d moves to the second", n)
-	}
-}
-
-// WriteUrgent may begin an attempt to move beside the one that was made at once.
-func TestTwoAttemptsAtOnce(t *testing.T) {
-	l := plainListen(t, "127.0.0.1:0")
-	for range 10 {
-		var tries atomic.Int32
-		both := make(chan struct{})
-		useProviders(t, watched{byShm, func(func() error) error {
-			if tries.Add(1) == 2 {
-				close(both)
-			}
-			<-both
-			return &Unavailable{Reason: ReasonNotServed}
-		}})
-		before := Stats().Fallbacks[ReasonNotServed]
-		c := mustDial(t, atOnce(), l.Addr().String())
-		c.SetWriteDeadline(time.Unix(1, 0))
-		if _, err := c.(*sanconn.Conn).WriteUrgent([]byte("!")); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Error(err)
-		}
-		waitFor(t, "both fail", func() bool { return Stats().Fallbacks[ReasonNotServed] == before+2 })
-		wantTried(t, c, ReasonNotServed)
 	}
 }

@@ -21,15 +21,15 @@ type Life struct {
 	Held      io.Closer // what has it found by its dialer; nil: nothing
 	Condition Condition // of the listener that accepted it; or nil
 
-	dialed bool         // by this process; else it was accepted
-	over   bool         // it is closed: a move that ends only now is not counted as open; guarded by mu
-	tries  atomic.Int32 // moves that failed
+	dialed bool                 // by this process; else it was accepted
+	over   bool                 // it is closed: a move that ends only now is not counted as open; guarded by mu
+	tries  atomic.Int32         // moves that failed
+	own    *session.Unavailable // why the last move that this end has tried failed; nil: none did
 	proof  tcpid.Proof
 
 	ends tcpid.Ends                 // of one that was accepted, as the table has them
 	conn weak.Pointer[sanconn.Conn] // likewise
 	why  atomic.Pointer[session.Unavailable]
-	own  atomic.Pointer[session.Unavailable] // why the last move that this end has tried failed; nil: none did
 
 	mu      sync.Mutex // guards what follows
 	carrier string     // the provider that it has moved to, and is counted as open on; "": none

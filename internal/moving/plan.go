@@ -121,9 +121,9 @@ func (p *Plan) moveLater(h newconn.Handle, l *Life, atOnce bool) {
 			return
 		}
 		if p.Either && why.Reason == session.ReasonNoListener {
-			l.why.CompareAndSwap(cmp.Or(l.own.Load(), unused), notProposed) // what it would be of the accepted end
+			l.why.CompareAndSwap(cmp.Or(l.own, unused), notProposed) // what it would be of the accepted end
 		} else {
-			l.own.Store(why)
+			l.own = why
 			l.Failed(why)
 		}
 		if why.Reason != session.ReasonRefused {
