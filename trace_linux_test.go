@@ -2,7 +2,6 @@ package san
 
 import (
 	"errors"
-	"maps"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -61,15 +60,15 @@ func TestUrgentDataBesideAttempts(t *testing.T) {
 	c := mustDial(t, atOnce(), tcp.Addr().String()).(*sanconn.Conn)
 	mustAccept(t, tcp)
 	waitFor(t, "an attempt fails", func() bool { return strings.Contains(c.Debug(), "the last move") })
-	before, began := Stats(), time.Now()
+	began := time.Now()
 	if n, err := c.WriteUrgent([]byte("!")); n != 0 || !errors.Is(err, errors.ErrUnsupported) {
 		t.Error(n, err)
 	}
 	if took := time.Since(began); took < time.Second {
 		t.Errorf("it gave up after %v", took)
 	}
-	if now := Stats(); !maps.Equal(now.Fallbacks, before.Fallbacks) {
-		t.Errorf("counted as fallbacks: %v, before %v", now.Fallbacks, before.Fallbacks)
+	if info := InfoOf(c); info.Provider != providerTCP || info.Fallback != ReasonUnused {
+		t.Errorf("by %s: %v; the attempt is not over", info.Provider, info.Fallback)
 	}
 }
 
