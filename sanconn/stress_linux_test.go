@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -37,10 +38,17 @@ func TestStress(t *testing.T) {
 	if first == 0 {
 		first = rand.Uint64() >> 32
 	}
+	var files [2]string // with a few tables each, so that a piece can begin at any place
+	for id, table := range stressTable {
+		files[id] = filepath.Join(t.TempDir(), "tables")
+		if err := os.WriteFile(files[id], bytes.Repeat(table, 8), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	before, fds := runtime.NumGoroutine(), openFiles(t)
 	for i := range *stressRuns {
 		seed := first + uint64(i)
-		s := &stress{t: t, rand: rand.New(rand.NewPCG(seed, 0))}
+		s := &stress{t: t, files: files, rand: rand.New(rand.NewPCG(seed, 0))}
 		s.run()
 		if t.Failed() {
 			s.mu.Lock()
@@ -88,6 +96,7 @@ const (
 
 type stress struct {
 	t     *testing.T
+	files [2]string  // from which ends copy
 	rand  *rand.Rand // of the goroutine that has it
 	what  string
 	ends  [2]*stressEnd
@@ -404,7 +413,7 @@ func (e *stressEnd) write(s *stress, r *rand.Rand) {
 				}
 			}
 		case 3:
-			k, err = e.fromFile(at, n)
+			k, err = e.fromFile(s, at, n)
 		case 4:
 			k, err = e.fromSocket(at, n)
 		}
@@ -433,39 +442,14 @@ func pauseSometimes(r *rand.Rand) {
 }
 
 // fromFile copies from a file that has the end's bytes.
-func (e *stressEnd) fromFile(at, n int64) (int64, error) {
-	f, err := stressFile(e.id)
+func (e *stressEnd) fromFile(s *stress, at, n int64) (int64, error) {
+	f, err := os.Open(s.files[e.id])
 	if err != nil {
 		return 0, err
 	}
 	defer f.Close()
 	f.Seek(at%int64(len(stressTable[e.id])), io.SeekStart)
 	return e.c.ReadFrom(io.LimitReader(f, n))
-}
-
-var stressFiles [2]struct {
-	sync.Once
-	name string
-	err  error
-}
-
-// stressFile opens a file with a few tables, so that a piece can begin at any place.
-func stressFile(id int) (*os.File, error) {
-	f := &stressFiles[id]
-	f.Do(func() {
-		var made *os.File
-		if made, f.err = os.CreateTemp("", "sanconn"); f.err == nil {
-			f.name = made.Name()
-			for range 8 {
-				made.Write(stressTable[id])
-			}
-			f.err = made.Close()
-		}
-	})
-	if f.err != nil {
-		return nil, f.err
-	}
-	return os.Open(f.name)
 }
 
 // fromSocket copies from a socket. What it has taken from there and not sent is lost.
