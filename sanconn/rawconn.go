@@ -196,9 +196,10 @@ func (r *rawConn) readTCP(f func(fd uintptr) (done bool), waits bool) (done bool
 	if c.in.holds() {
 		return false, errUnread
 	}
-	l.f, l.session, l.most, l.plain, l.tells, l.ended, l.done = f, nil, 1<<62, true, nil, nil, false
+	l.f, l.session, l.most, l.tells, l.ended, l.done = f, nil, 1<<62, nil, nil, false
 	c.mu.Lock()
 	returned := c.state.in.least > c.in.bytes.Load() // they are on their way, and come for sure
+	l.plain = !c.state.lost
 	c.mu.Unlock()
 	err = r.tcp().Read(func(fd uintptr) bool {
 		if returned && nothingIn(int(fd)) {

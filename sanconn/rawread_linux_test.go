@@ -13,8 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/connpair"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
 )
@@ -119,6 +121,41 @@ func TestCountedReadReadsTheConnection(t *testing.T) {
 			t.Errorf("%d bytes were counted of %d", st.BytesReceived, len(sent))
 		}
 	})
+}
+
+// A peer that has moved, and died before its answer came, may have sent what is lost: TCP's end is a cut,
+// also to a function that is not known yet to read by syscall.Read.
+func TestCountedReadOfACutMove(t *testing.T) {
+	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, a, b)
+	a.SetReadDeadline(time.Now().Add(patience))
+	r := countedOf(t, a)
+	proposed := make(chan error, 1)
+	go func() { proposed <- connpair.Propose(t.Context(), a, ea, session.Config{}, nil) }()
+	err = connpair.Take(t.Context(), eb, session.Config{}, func([]byte) *sanconn.Conn {
+		ea.Hold(twin.HoldMessages)
+		return b
+	})
+	if err == nil {
+		_, err = b.Write([]byte("lost"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	eb.Kill()
+	newconn.HandleOf(b).TCP().Close()
+	if err := <-proposed; err == nil {
+		t.Fatal("it has had an answer")
+	}
+	for range 2 {
+		if n, err := r.Read(make([]byte, 1)); n != 0 || !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%d, %v", n, err)
+		}
+	}
 }
 
 // One that waits has the connection move, and goes on there, also if it has waited from the first:

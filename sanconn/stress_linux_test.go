@@ -104,8 +104,8 @@ type stress struct {
 	ender int             // the end that begins it
 	over  context.Context // until both streams have been written and read
 
-	mu  sync.Mutex        // guards what follows
-	eps [2]*twin.Endpoint // of the last session
+	mu  sync.Mutex          // guards what follows
+	eps [2][]*twin.Endpoint // of its sessions: one may live on beside a move that comes to nothing
 	log []string
 }
 
@@ -252,7 +252,7 @@ func (s *stress) move(r *rand.Rand) {
 		d := r.IntN(2)
 		ea, eb := twin.Pair(cfg)
 		s.mu.Lock()
-		s.eps[d], s.eps[1-d] = ea, eb
+		s.eps[d], s.eps[1-d] = append(s.eps[d], ea), append(s.eps[1-d], eb)
 		s.mu.Unlock()
 		cfgs := session.Config{CloseTimeout: patience} // a peer that has no processor for a while takes it all yet
 		err := movePair(s.over, s.ends[d].c, s.ends[1-d].c, ea, eb, sessions{Dialer: cfgs, Acceptor: cfgs})
@@ -318,24 +318,24 @@ func (s *stress) end(r *rand.Rand) {
 		e.close()
 	case byDeath:
 		e.died.Store(1 + e.written.Load())
-		s.mu.Lock()
-		if s.eps[e.id] != nil {
-			s.eps[e.id].Kill()
-		}
-		s.mu.Unlock()
+		s.kill(e.id)
 		newconn.HandleOf(e.c).TCP().Close()
 		time.Sleep(10 * time.Millisecond)
 		e.close()
 	case byCut:
-		s.mu.Lock()
-		if s.eps[0] != nil {
-			s.eps[0].Kill()
-			s.eps[1].Kill()
-		}
-		s.mu.Unlock()
+		s.kill(0)
+		s.kill(1)
 		time.Sleep(time.Duration(r.IntN(20)) * time.Millisecond)
 		s.ends[0].close()
 		s.ends[1].close()
+	}
+}
+
+func (s *stress) kill(id int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, ep := range s.eps[id] {
+		ep.Kill()
 	}
 }
 
