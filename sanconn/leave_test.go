@@ -97,6 +97,34 @@ func TestALateReadBehindAWayBackInVain(t *testing.T) {
 	}
 }
 
+// Whoever has found the session, and comes to it only behind the way back, has to look again.
+func TestALateOperationBehindAWayBack(t *testing.T) {
+	for _, carrier := range carriers[2:] { // which are sessions from the first
+		a, b := pipe(t, carrier.limits, nil)
+		found := []*session.Session{sanconn.SessionOf(a), sanconn.SessionOf(b)}
+		for _, c := range []*sanconn.Conn{a, b} {
+			if err := sanconn.LeaveSAN(c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, s := range found {
+			for name, late := range map[string]func() error{
+				"Read":          func() error { _, err := s.Read(make([]byte, 1)); return err },
+				"Peek":          func() error { _, err := s.Peek(); return err },
+				"PeekExclusive": func() error { _, err := s.PeekExclusive(true); return err },
+				"Write":         func() error { _, err := s.Write(make([]byte, 1)); return err },
+				"WriteBuffers":  func() error { _, err := s.WriteBuffers([][]byte{{1}, {2}}); return err },
+				"Reserve":       func() error { _, err := s.Reserve(1); return err },
+				"WriteUrgent":   func() error { _, err := s.WriteUrgent([]byte{1}); return err },
+			} {
+				if err := late(); err != session.ErrTaken {
+					t.Errorf("%s: %s: %v", carrier.name, name, err)
+				}
+			}
+		}
+	}
+}
+
 // A connection that was closed on its way back is not closed again once it is forgotten: what
 // is called then would count for another connection.
 func TestClosedOnTheWayBackIsForgotten(t *testing.T) {

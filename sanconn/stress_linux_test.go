@@ -52,7 +52,7 @@ func TestStress(t *testing.T) {
 		s.run()
 		if t.Failed() {
 			s.mu.Lock()
-			t.Fatalf("seed %d: %s\n%s", seed, s.what, strings.Join(s.log, "\n"))
+			t.Fatalf("seed %d: %s\n%s\n%s\n%s", seed, s.what, strings.Join(s.log, "\n"), s.ends[0].c.Debug(), s.ends[1].c.Debug())
 		}
 		if i%20 == 19 || i == *stressRuns-1 {
 			settles(t, seed, "goroutines", before, runtime.NumGoroutine)
@@ -122,7 +122,7 @@ type stressEnd struct {
 	closed  atomic.Bool
 	shut    bool        // it ends its reading direction early
 	unsure  bool        // how many bytes were sent
-	pinned  atomic.Bool // its program has had the descriptor: the end may be that of a peer that died
+	pinned  atomic.Bool // its program has had the descriptor: the end may be that of a peer that died, or was cut off
 	told    bool        // a Write has had the error: TCP tells a reset but once, and then io.EOF
 	readErr error
 }
@@ -203,7 +203,7 @@ func (s *stress) run() {
 	for i, e := range s.ends {
 		peer := s.ends[1-i]
 		switch {
-		case peer.unsure, e.told, s.kind == byDeath && e.pinned.Load():
+		case peer.unsure, e.told, (s.kind == byDeath || s.kind == byCut) && e.pinned.Load():
 		case e.readErr == io.EOF && !e.shut && e.read < peer.promised():
 			s.t.Errorf("end %d read %d of %d bytes, and io.EOF", i, e.read, peer.promised())
 		case s.kind == inOrder && (e.readErr != io.EOF || peer.written.Load() != peer.total):
@@ -355,7 +355,7 @@ func (e *stressEnd) goesOn(s *stress, what string, err error) bool {
 		return true
 	case e.closed.Load(), s.kind != inOrder:
 	case what != "read" || err != io.EOF:
-		s.t.Errorf("end %d, %s: %v", e.id, what, err)
+		s.t.Errorf("end %d, %s: %v\n%s", e.id, what, err, e.c.Debug())
 	}
 	return false
 }

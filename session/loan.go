@@ -28,12 +28,12 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 	n = min(max(n, 1), maxBuffer) // lengths must not overflow
 	w.wr.begin()
 	defer w.wr.op.Unlock()
-	if st := w.wr.state.Load(); st&stClosed != 0 {
-		return nil, ErrClosed
+	if st := w.wr.stop(); st&(stClosed|stTaken) != 0 {
+		return nil, writeState(st)
 	}
 	w.enlist()
 	if !w.borrow() {
-		return nil, ErrClosed
+		return nil, cmp.Or(writeState(w.wr.stop()), ErrClosed)
 	}
 	w.prepareBuffer(n)
 	err = w.until(func() bool {
