@@ -31,7 +31,8 @@ type handover struct {
 	pinned bool // the program uses TCP's descriptor: no commit any more
 
 	// lost: a session has ended before the peer's direction has moved, after this end's
-	// commit. The peer may have moved, and what it sent may be lost.
+	// commit. The peer may have moved, and what it sent may be lost. Or TCP was reset behind a
+	// way back, and nobody was told.
 	lost bool
 
 	out, in direction

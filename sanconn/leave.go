@@ -334,6 +334,9 @@ func (o *outgoing) flush(c *Conn) {
 	c.mu.Lock()
 	o.flushing = false
 	o.suspended.Store(false)
+	if errors.Is(err, syscall.ECONNRESET) { // which TCP tells but once, and Reads are to find it
+		c.state.lost = true
+	}
 	o.deadline.release(c.tcp)
 	ended := c.state.out.ended
 	c.changedLocked()

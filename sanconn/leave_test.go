@@ -125,6 +125,29 @@ func TestALateOperationBehindAWayBack(t *testing.T) {
 	}
 }
 
+// A reset that what came back meets, behind a way back, is found by Reads.
+func TestResetBehindAWayBack(t *testing.T) {
+	a, b := pipe(t, session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}, nil)
+	newconn.HandleOf(a).TCP().SetWriteBuffer(1) // what comes back is long under way
+	newconn.HandleOf(b).TCP().SetReadBuffer(1)
+	a.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	if n, err := a.Write(make([]byte, 64<<20)); n < 256<<10 || !errors.Is(err, os.ErrDeadlineExceeded) { // so many are unread
+		t.Fatal(n, err)
+	}
+	a.SetDeadline(time.Now().Add(patience))
+	if err := sanconn.LeaveSAN(b); err != nil {
+		t.Fatal(err)
+	}
+	b.SetLinger(0)
+	b.Close()
+	if _, err := a.Write([]byte{1}); !errors.Is(err, syscall.EPIPE) { // behind what came back
+		t.Error(err)
+	}
+	if _, err := a.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Error(err)
+	}
+}
+
 // A connection that was closed on its way back is not closed again once it is forgotten: what
 // is called then would count for another connection.
 func TestClosedOnTheWayBackIsForgotten(t *testing.T) {
