@@ -132,8 +132,11 @@ func (l *leave) run(c *Conn) {
 	c.leave = nil
 	c.in.suspended.Store(false)
 	c.out.suspended.Store(c.out.flushing)
-	resets := c.closed.Load() && c.reset.Load() // the peer is not to find an end before
-	flushing, ended := c.out.flushing, c.state.out.ended || err != nil && !resets
+	ended := c.state.out.ended
+	if err != nil { // a peer that is to be reset is not to find an end before
+		ended = !c.closed.Load() || !c.reset.Load()
+	}
+	flushing := c.out.flushing
 	c.out.op.Unlock()
 	c.in.op.Unlock() // before mu: File, which waits for this, has to find what is unread
 	c.changedLocked()

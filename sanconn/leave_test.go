@@ -10,6 +10,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -144,6 +145,40 @@ func TestResetBehindAWayBack(t *testing.T) {
 	}
 	if _, err := a.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Error(err)
+	}
+}
+
+// A reset, of an end that has called CloseWrite, ends no stream in order whose bytes have come back to it
+// and not been sent again: who has the descriptor finds it.
+func TestResetOnTheWayBack(t *testing.T) {
+	sent := pattern(3000)
+	for i := range 300 { // some are reset at the wrong moment
+		a, b := pipe(t, session.Limits{}, nil)
+		b.SetDeadline(time.Now().Add(patience))
+		if _, err := a.Write(sent); err != nil {
+			t.Fatal(err)
+		}
+		a.CloseWrite()
+		raw, err := b.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var resetting sync.WaitGroup
+		resetting.Go(func() {
+			for !sanconn.Leaving(a) && b.Provider() != onTCP.Provider {
+				runtime.Gosched()
+			}
+			for range i % 30 {
+				runtime.Gosched()
+			}
+			a.SetLinger(0)
+			a.Close()
+		})
+		raw.Control(func(uintptr) {}) // fails if the reset comes first
+		if got, err := io.ReadAll(b); err == nil && len(got) < len(sent) {
+			t.Fatalf("%d bytes of %d, and io.EOF", len(got), len(sent))
+		}
+		resetting.Wait()
 	}
 }
 
