@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 	"weak"
 
@@ -87,28 +88,32 @@ func Receive(ep Came, cfg session.Config) {
 	cfg.Accepting = true
 	cfg.OnNote = t.note
 	t.session = session.New(ep.Endpoint, cfg)
-	go t.run()
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), ProposalTimeout)
+		defer cancel()
+		t.run(ctx)
+	}()
 }
 
 // taker waits for the proposal on a session, and takes it.
 type taker struct {
 	Came
 	session *session.Session
-	over    chan struct{} // closed by the first note, or the session's end
+	over    chan struct{} // closed behind the first note, or the session's end
 	taken   func(*session.Session, []byte)
-	decided bool
+	decided atomic.Bool // by the first note, or it was waited for in vain
 }
 
-func (t *taker) run() {
-	ctx, cancel := context.WithTimeout(context.Background(), ProposalTimeout)
-	defer cancel()
-	if err := t.session.Negotiate(ctx); err != nil {
-		t.session.Abort()
-		return
+// run waits for the proposal. One that is being taken when ctx ends, or was, has come in time: the
+// connection may have the session.
+func (t *taker) run(ctx context.Context) {
+	if t.session.Negotiate(ctx) == nil {
+		select {
+		case <-t.over:
+		case <-ctx.Done():
+		}
 	}
-	select {
-	case <-t.over:
-	case <-ctx.Done():
+	if !t.decided.Swap(true) {
 		t.session.Abort()
 	}
 }
@@ -118,9 +123,8 @@ func (t *taker) note(note []byte) {
 	switch {
 	case t.taken != nil:
 		t.taken(t.session, note)
-	case t.decided:
+	case t.decided.Swap(true):
 	default:
-		t.decided = true
 		defer close(t.over)
 		if a := t.take(note); a.Code != hello.Moves {
 			t.session.SendNote(append([]byte{newconn.NoteAnswer}, a.Encode()...))
