@@ -132,11 +132,10 @@ func (l *leave) run(c *Conn) {
 	c.leave = nil
 	c.in.suspended.Store(false)
 	c.out.suspended.Store(c.out.flushing)
-	ended := c.state.out.ended
-	if err != nil { // a peer that is to be reset is not to find an end before
-		ended = !c.closed.Load() || !c.reset.Load()
+	flushing, ended := c.out.flushing, c.state.out.ended
+	if err != nil { // behind Close the peer is reset, and is not to find an end before
+		ended = !c.closed.Load()
 	}
-	flushing := c.out.flushing
 	c.out.op.Unlock()
 	c.in.op.Unlock() // before mu: File, which waits for this, has to find what is unread
 	c.changedLocked()

@@ -6,7 +6,7 @@
 //	PAUSES_ONE_IN=500 PAUSES_MOST=3ms go test -overlay DIR/overlay.json ./sanconn -run TestStress
 //
 // One statement in PAUSES_ONE_IN is preceded by a pause of up to PAUSES_MOST; without them, none is.
-// Tests of times and of allocations fail by the pauses themselves.
+// Tests of times and of allocations, and those in bubbles of testing/synctest, fail by the pauses themselves.
 package main
 
 import (
