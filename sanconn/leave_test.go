@@ -152,6 +152,7 @@ func TestResetBehindAWayBack(t *testing.T) {
 // and not been sent again: who has the descriptor finds it.
 func TestResetOnTheWayBack(t *testing.T) {
 	sent := pattern(3000)
+	var back, cut bool
 	for i := range 300 { // some are reset at the wrong moment
 		a, b := pipe(t, session.Limits{}, nil)
 		b.SetDeadline(time.Now().Add(patience))
@@ -174,11 +175,16 @@ func TestResetOnTheWayBack(t *testing.T) {
 			a.SetLinger(0)
 			a.Close()
 		})
-		raw.Control(func(uintptr) {}) // fails if the reset comes first
-		if got, err := io.ReadAll(b); err == nil && len(got) < len(sent) {
+		back = raw.Control(func(uintptr) {}) == nil || back // fails if the reset comes first
+		got, err := io.ReadAll(b)
+		if err == nil && len(got) < len(sent) {
 			t.Fatalf("%d bytes of %d, and io.EOF", len(got), len(sent))
 		}
+		cut = cut || err != nil
 		resetting.Wait()
+	}
+	if !back || !cut {
+		t.Errorf("some have gone back: %v, and some were cut: %v", back, cut)
 	}
 }
 

@@ -2,10 +2,9 @@
 // else take a loaded machine and weeks. The packages' own files stay as they are; an overlay of
 // cmd/go has the others.
 //
-//	go run ./test/pauses -o DIR ./sanconn ./session
-//	PAUSES_ONE_IN=500 PAUSES_MOST=3ms go test -overlay DIR/overlay.json ./sanconn -run TestStress
+//	go run ./test/pauses -o DIR -in 500 -most 3ms ./sanconn ./session
+//	go test -overlay DIR/overlay.json ./sanconn -run TestStress
 //
-// One statement in PAUSES_ONE_IN is preceded by a pause of up to PAUSES_MOST; without them, none is.
 // Tests of times and of allocations, and those in bubbles of testing/synctest, fail by the pauses themselves.
 package main
 
@@ -21,6 +20,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 )
 
 const (
@@ -32,19 +32,12 @@ const function = `package %s
 
 import (
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"time"
 )
 
-var (
-	pausesOneIn, _ = strconv.Atoi(os.Getenv("PAUSES_ONE_IN"))
-	pausesMost, _  = time.ParseDuration(os.Getenv("PAUSES_MOST"))
-)
-
 func pausesBefore() {
-	if pausesOneIn > 0 && pausesMost > 0 && rand.IntN(pausesOneIn) == 0 {
-		time.Sleep(rand.N(pausesMost))
+	if rand.IntN(%d) == 0 {
+		time.Sleep(rand.N(time.Duration(%d)))
 	}
 }
 `
@@ -53,50 +46,49 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("pauses: ")
 	out := flag.String("o", "", "`directory` for the overlay, which is made")
+	in := flag.Int("in", 500, "pause before one statement in so many")
+	most := flag.Duration("most", 3*time.Millisecond, "and for up to this")
 	flag.Parse()
-	if *out == "" || flag.NArg() == 0 {
-		log.Fatal("want -o DIR and the packages' directories")
+	if *out == "" || *in <= 0 || *most <= 0 || flag.NArg() == 0 {
+		log.Fatal("want -o DIR and the packages' directories, and -in and -most above 0")
 	}
-	if err := overlay(*out, flag.Args()); err != nil {
+	if err := overlay(*out, *in, *most, flag.Args()); err != nil {
 		log.Fatal(err)
 	}
 }
 
 // overlay writes the overlay of packages.
-func overlay(out string, dirs []string) error {
+func overlay(out string, in int, most time.Duration, dirs []string) error {
 	out, err := filepath.Abs(out)
 	if err != nil {
 		return err
 	}
 	replace := make(map[string]string)
 	for i, dir := range dirs {
+		dir, err := filepath.Abs(dir)
+		if err != nil {
+			return err
+		}
 		p, err := build.ImportDir(dir, 0)
 		if err != nil {
 			return err
+		}
+		texts := map[string][]byte{file: fmt.Appendf(nil, function, p.Name, in, most)}
+		for _, name := range p.GoFiles {
+			if texts[name], err = planted(filepath.Join(dir, name)); err != nil {
+				return err
+			}
 		}
 		to := filepath.Join(out, fmt.Sprint(i))
 		if err := os.MkdirAll(to, 0o700); err != nil {
 			return err
 		}
-		put := func(name string, text []byte) error {
-			from, err := filepath.Abs(filepath.Join(dir, name))
-			replace[from] = filepath.Join(to, name)
-			if err == nil {
-				err = os.WriteFile(replace[from], text, 0o600)
-			}
-			return err
-		}
-		for _, name := range p.GoFiles {
-			text, err := planted(filepath.Join(dir, name))
-			if err == nil {
-				err = put(name, text)
-			}
-			if err != nil {
+		for name, text := range texts {
+			put := filepath.Join(to, name)
+			if err := os.WriteFile(put, text, 0o600); err != nil {
 				return err
 			}
-		}
-		if err := put(file, fmt.Appendf(nil, function, p.Name)); err != nil {
-			return err
+			replace[filepath.Join(dir, name)] = put
 		}
 	}
 	text, err := json.Marshal(map[string]any{"Replace": replace})
