@@ -153,8 +153,10 @@ func TestResetBehindAWayBack(t *testing.T) {
 func TestResetOnTheWayBack(t *testing.T) {
 	sent := pattern(3000)
 	var back, cut bool
-	for i := range 300 { // some are reset at the wrong moment
-		a, b := pipe(t, session.Limits{}, nil)
+	end := time.Now().Add(patience)
+	for i := 0; i < 300 || !(back && cut) && time.Now().Before(end); i++ { // some are reset at the wrong moment
+		ea, eb := twin.Pair(twin.Config{MaxLatency: 100 * time.Microsecond})
+		a, b := pipeOver(t, ea, eb, nil)
 		b.SetDeadline(time.Now().Add(patience))
 		if _, err := a.Write(sent); err != nil {
 			t.Fatal(err)
@@ -169,9 +171,7 @@ func TestResetOnTheWayBack(t *testing.T) {
 			for !sanconn.Leaving(a) && b.Provider() != onTCP.Provider {
 				runtime.Gosched()
 			}
-			for range i % 30 {
-				runtime.Gosched()
-			}
+			time.Sleep(time.Duration(i%30) * 20 * time.Microsecond)
 			a.SetLinger(0)
 			a.Close()
 		})
