@@ -307,8 +307,8 @@ func bareDevice() string {
 	if time.Since(at) <= bareAge {
 		return name
 	}
-	name, sure := search(findBare) // without mu, as to open a device may block: another may look as well
-	if !sure {
+	sure := searched(func() { name = findBare() }) // without mu, as to open a device may block: another may look as well
+	if name == "" && !sure {
 		return ""
 	}
 	bare.mu.Lock()

@@ -65,12 +65,12 @@ func cannotLook() error {
 	return nil
 }
 
-// search is find with whether its finding none is to be believed: descriptors may have been lacking at
-// its beginning, and be there at its end, or the other way round.
-func search(find func() string) (name string, sure bool) {
+// searched calls find, and reports whether its finding none is to be believed: descriptors may have
+// been lacking at its beginning, and be there at its end, or the other way round.
+func searched(find func()) bool {
 	before := cannotLook()
-	name = find()
-	return name, name != "" || before == nil && cannotLook() == nil
+	find()
+	return before == nil && cannotLook() == nil
 }
 
 func refusedNode(err error) error {

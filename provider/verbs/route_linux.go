@@ -22,12 +22,12 @@ import (
 	"github.com/sanconn/san/internal/rdmalink"
 )
 
-// rdmaDevices remembers which network interfaces have an RDMA device. Finding
-// out reads some dozens of files in sysfs.
+// rdmaDevices remembers which network interfaces have an RDMA device. Finding out reads
+// some hundreds of files in sysfs for each device, however many interfaces there are.
 var rdmaDevices struct {
 	mu    sync.Mutex
 	at    time.Time         // guarded by mu
-	names map[string]string // by interface; "": none. Guarded by mu
+	names map[string]string // by interface. Guarded by mu
 }
 
 // deviceAge is how long rdmaDevices is valid.
@@ -43,64 +43,74 @@ func DeviceOf(netdev string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if now := time.Now(); r.names == nil || now.Sub(r.at) > deviceAge {
-		r.names, r.at = make(map[string]string), now
-	}
-	name, known := r.names[netdev]
-	if !known {
-		var sure bool
-		if name, sure = search(func() string { return findDeviceOf(netdev) }); sure {
-			r.names[netdev] = name
+		var ifis []net.Interface
+		var names map[string]string
+		var err error
+		sure := searched(func() {
+			ifis, err = net.Interfaces()
+			names = devicesOf(ifis, rdmamap.RdmaClassDir)
+		})
+		if !sure || err != nil {
+			return names[netdev]
 		}
+		r.names, r.at = names, now
 	}
-	return name
+	return r.names[netdev]
 }
 
-func findDeviceOf(netdev string) string {
-	ifi, err := net.InterfaceByName(netdev)
-	if err != nil {
-		return ""
-	}
-	return findDevice(ifi, rdmamap.RdmaClassDir)
-}
-
-// findDevice uses rdmamap, which goes by the interfaces of the GIDs on Ethernet and by the
-// device's GUID on InfiniBand, and then the GIDs of the ports in sysfs: on InfiniBand
-// ports may have GUIDs of their own, and of an iWARP device's one GID, which is the
-// hardware address, kernels before 6.6 do not show the interface.
-func findDevice(ifi *net.Interface, sysfs string) string {
-	if name, _ := rdmamap.GetRdmaDeviceForNetdevice(ifi.Name); name != "" {
-		return name
-	}
-	gid, index := portGID(ifi.HardwareAddr), "*"
-	if len(ifi.HardwareAddr) == macLen {
-		copy(gid[:], ifi.HardwareAddr)
-		index = "0"
-	}
-	if gid == (ibv.GID{}) {
-		return ""
-	}
-	files, _ := filepath.Glob(filepath.Join(sysfs, "*", "ports", "*", "gids", index))
-	for _, file := range files {
-		if index == "0" && interfaceKnown(file) {
-			continue // rdmamap has looked: this interface lies above that one
+// devicesOf goes by the interfaces of the GIDs on Ethernet, and on InfiniBand by rdmamap,
+// which knows the device's GUID, and by the ports' GIDs, as ports may have GUIDs of their own.
+// Of an iWARP device's one GID, which is the hardware address, kernels before 6.6 do not show
+// the interface. rdmamap would read all GIDs for each interface, and nodes of containers have
+// hundreds.
+func devicesOf(ifis []net.Interface, sysfs string) map[string]string {
+	names, gids := make(map[string]string), make(map[ibv.GID]string)
+	for _, port := range glob(sysfs, "*", "ports", "*") {
+		device := filepath.Base(filepath.Dir(filepath.Dir(port)))
+		named := false // the first GID's interface is
+		for _, file := range glob(port, "gid_attrs", "ndevs", "*") {
+			if netdev := contents(file); netdev != "" { // GIDs that are not in use have none
+				names[netdev] = cmp.Or(names[netdev], device)
+				named = named || filepath.Base(file) == "0"
+			}
 		}
-		b, _ := os.ReadFile(file) // an error: nothing is there
-		if a, err := netip.ParseAddr(strings.TrimSpace(string(b))); err == nil && a.As16() == gid {
-			name, _ := filepath.Rel(sysfs, file)
-			name, _, _ = strings.Cut(name, "/")
-			return name
+		if named {
+			continue
+		}
+		for _, file := range glob(port, "gids", "*") {
+			if a, err := netip.ParseAddr(contents(file)); err == nil && !a.IsUnspecified() {
+				gids[a.As16()] = device
+			}
 		}
 	}
-	return ""
+	for _, ifi := range ifis {
+		if names[ifi.Name] != "" {
+			continue
+		}
+		gid, name := portGID(ifi.HardwareAddr), ""
+		if len(ifi.HardwareAddr) == macLen {
+			copy(gid[:], ifi.HardwareAddr)
+		} else if gid != (ibv.GID{}) {
+			name, _ = rdmamap.GetRdmaDeviceForNetdevice(ifi.Name)
+		}
+		if name = cmp.Or(name, gids[gid]); name != "" {
+			names[ifi.Name] = name
+		}
+	}
+	return names
 }
 
 const macLen = 6 // of Ethernet
 
-// interfaceKnown reports whether the kernel names the interface of a GID in sysfs.
-func interfaceKnown(gid string) bool {
-	port := filepath.Dir(filepath.Dir(gid))
-	b, err := os.ReadFile(filepath.Join(port, "gid_attrs", "ndevs", filepath.Base(gid)))
-	return err == nil && len(b) > 0
+func glob(path ...string) []string {
+	files, _ := filepath.Glob(filepath.Join(path...))
+	return files
+}
+
+// contents of a file of sysfs; "": it cannot be read.
+func contents(file string) string {
+	b, _ := os.ReadFile(file)
+	return strings.TrimSpace(string(b))
 }
 
 // Route is what decides, besides the destination, by which interface a socket's packets

@@ -137,7 +137,7 @@ func script(commands string) error {
 }
 
 // writeFiles makes a tree of files, each with a line.
-func writeFiles(t *testing.T, root string, lines map[string]string) {
+func writeFiles(t testing.TB, root string, lines map[string]string) {
 	t.Helper()
 	for file, line := range lines {
 		file = filepath.Join(root, file)
@@ -163,12 +163,12 @@ func TestDeviceOfAPortsGID(t *testing.T) {
 		"ib1/ports/2/gids/0":   "fe80:0000:0000:0000:0002:c903:0033:4402",
 		"ib1/ports/2/gids/1":   "0000:0000:0000:0000:0000:0000:0000:0000",
 		"roce0/ports/1/gids/0": "0000:0000:0000:0000:0000:ffff:0a00:0001",
-		"roce0/ports/1/gids/1": "0007:4300:0003:0000:0000:0000:0000:0000",
 		"iw0/ports/1/gids/0":   "0007:4300:0001:0000:0000:0000:0000:0000",
 		"iw0/ports/2/gids/0":   "0007:4300:0002:0000:0000:0000:0000:0000",
 		"iw1/ports/1/gids/0":   "0007:4300:0004:0000:0000:0000:0000:0000",
 
-		"iw1/ports/1/gid_attrs/ndevs/0": "eth4",
+		"iw1/ports/1/gid_attrs/ndevs/0":   "eth4\n",
+		"roce0/ports/1/gid_attrs/ndevs/3": "eth5\n",
 	})
 	const own = "80:00:02:08:" // of the interface: its queue pair
 	for hardware, want := range map[string]string{
@@ -185,7 +185,8 @@ func TestDeviceOfAPortsGID(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := findDevice(&net.Interface{Name: "nothere", HardwareAddr: mac}, sysfs); got != want {
+		ifis := []net.Interface{{Name: "nothere", HardwareAddr: mac}, {Name: "eth4"}}
+		if got := devicesOf(ifis, sysfs); got["nothere"] != want || got["eth4"] != "iw1" || got["eth5"] != "roce0" {
 			t.Errorf("%s: %q, want %q", hardware, got, want)
 		}
 	}
