@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -113,7 +112,7 @@ func portOf(name string, suits func(ibv.Port, ibv.GIDEntry) bool, that string) (
 // hardwareAddr is that of a network interface, nil if there is no such interface. Tests
 // replace it.
 var hardwareAddr = func(netdev string) net.HardwareAddr {
-	ifi, err := net.InterfaceByName(netdev)
+	ifi, err := interfaceByName(netdev)
 	if err != nil {
 		return nil
 	}
@@ -161,7 +160,7 @@ func readHex(file string) (uint64, error) {
 // mtu is the port's or, where that is less, as a VLAN's may be, that of the interface.
 func (a attachment) mtu() ibv.MTU {
 	if a.port.LinkLayer == ibv.LinkEthernet {
-		if ifi, err := net.InterfaceByIndex(a.gids[0].Netdev); err == nil {
+		if ifi, err := interfaceByIndex(a.gids[0].Netdev); err == nil {
 			return min(a.port.ActiveMTU, roceMTU(ifi.MTU))
 		}
 	}
@@ -210,11 +209,7 @@ func (d *device) at(suits func(ibv.Port, ibv.GIDEntry) bool) (attachment, error)
 			if !suits(port, g) {
 				continue
 			}
-			is := port.LinkLayer == ibv.LinkInfiniBand
-			if ifi, err := net.InterfaceByIndex(g.Netdev); err == nil && !is {
-				is, _ = hasAddr(ifi, g.GID.Addr())
-			}
-			if is {
+			if port.LinkLayer == ibv.LinkInfiniBand || hasAddr(g.Netdev, g.GID.Addr()) {
 				here = append(here, g)
 			} else {
 				others = append(others, g)
@@ -242,7 +237,7 @@ func (a attachment) inTurn(try func(ibv.GIDEntry) error) error {
 			return callError(err)
 		}
 		netdev := fmt.Sprint("interface ", g.Netdev)
-		if ifi, err := net.InterfaceByIndex(g.Netdev); err == nil {
+		if ifi, err := interfaceByIndex(g.Netdev); err == nil {
 			netdev = ifi.Name
 		}
 		tried = append(tried, fmt.Errorf("GID %v (index %d) of %s: %w", g.GID, g.Index, netdev, err))
@@ -258,30 +253,6 @@ func portGID(hardware net.HardwareAddr) (gid ibv.GID) {
 		copy(gid[:], hardware[4:])
 	}
 	return gid
-}
-
-// interfaceOf is the name of the network interface that has an address, "" if there is none.
-func interfaceOf(a netip.Addr) (string, error) {
-	if a.Zone() != "" {
-		return a.Zone(), nil
-	}
-	ifis, err := net.Interfaces()
-	for _, ifi := range ifis {
-		has, e := hasAddr(&ifi, a)
-		if has {
-			return ifi.Name, nil
-		}
-		err = cmp.Or(err, e)
-	}
-	return "", err
-}
-
-func hasAddr(ifi *net.Interface, a netip.Addr) (bool, error) {
-	addrs, err := ifi.Addrs()
-	return slices.ContainsFunc(addrs, func(x net.Addr) bool {
-		n, ok := x.(*net.IPNet)
-		return ok && n.IP.Equal(a.AsSlice())
-	}), err
 }
 
 // Clusters may have InfiniBand without IPoIB beside an Ethernet with all addresses. There

@@ -246,16 +246,18 @@ func nothingLeft(t testing.TB) {
 	t.Helper()
 	_, at := cable(t)
 	// Behind a test that breaks a cable, binding to another one's address has failed with
-	// ENODEV for moments (rxe; seen twice, not explained: hence the log). A listener tries
-	// again as well (retryTime).
+	// ENODEV for moments, and once for more than a minute (rxe; seen three times, not explained:
+	// hence the log). A listener tries again as well (retryTime).
 	testenv.Eventually(t, patience, func() error {
 		c, err := newID()
 		if err != nil {
 			return err
 		}
 		if err := c.id.Bind(netip.AddrPortFrom(at, 0)); err != nil {
-			gids, _ := exec.Command("sh", "-c", "ip -o addr; rdma link; grep -H -v 0000:0000:0000:0000:0000:0000:0000:0000 /sys/class/infiniband/*/ports/1/gids/*").CombinedOutput()
-			t.Logf("%v: %v\n%s", time.Now(), err, gids)
+			devices, derr := ibv.Devices()
+			kernel, _ := exec.Command("bash", "-c", `timeout 1 rping -s -a $0 -p 9; echo "another process, 124 if it can bind: $?"
+				rdma link; ip -br addr; grep -H -v 0000:0000:0000:0000:0000:0000:0000:0000 /sys/class/infiniband/*/ports/1/gids/*`, at.String()).CombinedOutput()
+			t.Logf("%v: %v; libibverbs has %v, %v\n%s", time.Now(), err, devices, derr, kernel)
 			c.close()
 			return err
 		}

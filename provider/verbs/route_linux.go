@@ -163,7 +163,7 @@ func (r Route) leavesBy(dst netip.Addr) (string, error) {
 	if len(routes) == 0 {
 		return "", fmt.Errorf("verbs: no route to %v", dst)
 	}
-	ifi, err := net.InterfaceByIndex(routes[0].LinkIndex)
+	ifi, err := interfaceByIndex(routes[0].LinkIndex)
 	if err != nil {
 		return "", err
 	}

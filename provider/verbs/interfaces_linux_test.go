@@ -1,0 +1,55 @@
+package verbs
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+)
+
+// Whose an address is, and what an interface is like, is as package net has it.
+func TestInterfacesAsNetHasThem(t *testing.T) {
+	ifis, err := net.Interfaces()
+	if err != nil || len(ifis) == 0 {
+		t.Fatal(ifis, err)
+	}
+	having := 0
+	for _, want := range ifis {
+		got, err := interfaceByIndex(want.Index)
+		if err != nil || got.Name != want.Name || got.MTU != want.MTU || got.HardwareAddr.String() != want.HardwareAddr.String() {
+			t.Errorf("%d: %+v, %v; want %+v", want.Index, got, err, want)
+		}
+		if got, err := interfaceByName(want.Name); err != nil || got.Index != want.Index {
+			t.Errorf("%s: %+v, %v; want %+v", want.Name, got, err, want)
+		}
+		addrs, err := want.Addrs()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, addr := range addrs {
+			a, _ := netip.AddrFromSlice(addr.(*net.IPNet).IP)
+			a = a.Unmap()
+			name, err := interfaceOf(a)
+			if ifi, ierr := interfaceByName(name); err != nil || ierr != nil || !hasAddr(ifi.Index, a) || !hasAddr(want.Index, a) {
+				t.Errorf("%v of %s: of %q, %v, %v", a, want.Name, name, err, ierr)
+			}
+			if hasAddr(want.Index+1000, a) {
+				t.Errorf("%v: of an interface that is not there", a)
+			}
+			having++
+		}
+	}
+	if having == 0 {
+		t.Error("no interface has an address")
+	}
+	for _, a := range []string{"192.0.2.1", "2001:db8::1"} { // documentation's
+		if name, err := interfaceOf(netip.MustParseAddr(a)); name != "" || err != nil {
+			t.Errorf("%s: %q, %v", a, name, err)
+		}
+	}
+	if name, err := interfaceOf(netip.MustParseAddr("fe80::1%eth7")); name != "eth7" || err != nil {
+		t.Errorf("%q, %v", name, err)
+	}
+	if ifi, err := interfaceByName("nothere"); err == nil {
+		t.Errorf("%+v", ifi)
+	}
+}
