@@ -278,8 +278,8 @@ func bareDevice() string {
 	if time.Since(at) <= bareAge {
 		return name
 	}
-	sure := searched(func() { name = findBare() }) // without mu, as to open a device may block: another may look as well
-	if name == "" && !sure {
+	err := searched(func() error { name = findBare(); return nil }) // without mu, as to open a device may block: another may look as well
+	if name == "" && err != nil {
 		return ""
 	}
 	bare.mu.Lock()
@@ -292,13 +292,13 @@ func findBare() string {
 	if nodesRefused() != nil {
 		return ""
 	}
-	taken := make(map[string]bool)
-	ifis, err := net.Interfaces()
+	interfaces, err := devicesByInterface()
 	if err != nil {
 		return ""
 	}
-	for _, ifi := range ifis {
-		taken[DeviceOf(ifi.Name)] = true
+	taken := make(map[string]bool)
+	for _, name := range interfaces {
+		taken[name] = true
 	}
 	devices, _ := ibv.Devices() // an error: there are none
 	for _, d := range devices {

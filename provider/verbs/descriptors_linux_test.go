@@ -125,8 +125,8 @@ func TestSearchWithoutDescriptors(t *testing.T) {
 	}{{nil, nil, true}, {lack, nil, false}, {nil, lack, false}} {
 		lacking := c.before
 		tryNode = func(string) error { return lacking }
-		if sure := searched(func() { lacking = c.behind }); sure != c.sure {
-			t.Errorf("%+v: %v", c, sure)
+		if err := searched(func() error { lacking = c.behind; return nil }); (err == nil) != c.sure {
+			t.Errorf("%+v: %v", c, err)
 		}
 	}
 }

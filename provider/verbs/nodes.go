@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -65,12 +66,11 @@ func cannotLook() error {
 	return nil
 }
 
-// searched calls find, and reports whether its finding none is to be believed: descriptors may have
-// been lacking at its beginning, and be there at its end, or the other way round.
-func searched(find func()) bool {
+// searched calls find, and returns why its finding none is not to be believed: its error, or that
+// descriptors were lacking, be it at its beginning or at its end alone.
+func searched(find func() error) error {
 	before := cannotLook()
-	find()
-	return before == nil && cannotLook() == nil
+	return cmp.Or(before, find(), cannotLook())
 }
 
 func refusedNode(err error) error {

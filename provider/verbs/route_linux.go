@@ -36,26 +36,31 @@ const deviceAge = 2 * time.Second
 // DeviceOf is the name of the RDMA device of a network interface, "" if it has
 // none.
 func DeviceOf(netdev string) string {
+	devices, _ := devicesByInterface()
+	return devices[netdev]
+}
+
+// devicesByInterface is what DeviceOf returns for all interfaces. With an error those that are not
+// among them may have one. It is not changed any more.
+func devicesByInterface() (names map[string]string, err error) {
 	if rdmalink.Simulated != nil {
-		return rdmalink.Simulated[netdev]
+		return rdmalink.Simulated, nil
 	}
 	r := &rdmaDevices
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if now := time.Now(); r.names == nil || now.Sub(r.at) > deviceAge {
-		var ifis []net.Interface
-		var names map[string]string
-		var err error
-		sure := searched(func() {
-			ifis, err = net.Interfaces()
-			names = devicesOf(ifis, rdmamap.RdmaClassDir)
-		})
-		if !sure || err != nil {
-			return names[netdev]
-		}
-		r.names, r.at = names, now
+	if r.names != nil && time.Since(r.at) <= deviceAge {
+		return r.names, nil
 	}
-	return r.names[netdev]
+	err = searched(func() error {
+		ifis, err := net.Interfaces()
+		names = devicesOf(ifis, rdmamap.RdmaClassDir)
+		return err
+	})
+	if err == nil {
+		r.names, r.at = names, time.Now() // it may have taken longer than the age
+	}
+	return names, err
 }
 
 // devicesOf goes by the interfaces of the GIDs on Ethernet, and on InfiniBand by rdmamap,
@@ -185,7 +190,8 @@ func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr, err err
 	if !HaveDevices() {
 		return nil, nil
 	}
-	if err := cannotLook(); err != nil { // and again at the end: see search
+	devices, err := devicesByInterface()
+	if err != nil {
 		return nil, err
 	}
 	ifis, err := net.Interfaces()
@@ -193,7 +199,7 @@ func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr, err err
 		return nil, err
 	}
 	for _, ifi := range ifis {
-		if ifi.Flags&net.FlagUp == 0 || ifi.Flags&net.FlagLoopback != 0 && !rdmalink.Loopback() || DeviceOf(ifi.Name) == "" {
+		if ifi.Flags&net.FlagUp == 0 || ifi.Flags&net.FlagLoopback != 0 && !rdmalink.Loopback() || devices[ifi.Name] == "" {
 			continue
 		}
 		addrs, err := ifi.Addrs()

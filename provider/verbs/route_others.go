@@ -12,6 +12,8 @@ import (
 // DeviceOf is the name of the RDMA device of a network interface: none here.
 func DeviceOf(string) string { return "" }
 
+func devicesByInterface() (map[string]string, error) { return nil, nil }
+
 func interfaceByIndex(int) (*net.Interface, error)   { return nil, syscall.ENODEV }
 func interfaceByName(string) (*net.Interface, error) { return nil, syscall.ENODEV }
 func interfaceOf(netip.Addr) (string, error)         { return "", nil }
