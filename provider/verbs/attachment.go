@@ -292,13 +292,17 @@ func findBare() string {
 	if nodesRefused() != nil {
 		return ""
 	}
-	interfaces, err := devicesByInterface()
+	of, err := devicesByInterface()
+	if err != nil {
+		return ""
+	}
+	ifis, err := net.Interfaces()
 	if err != nil {
 		return ""
 	}
 	taken := make(map[string]bool)
-	for _, name := range interfaces {
-		taken[name] = true
+	for _, ifi := range ifis { // of this network namespace
+		taken[of[ifi.Name]] = true
 	}
 	devices, _ := ibv.Devices() // an error: there are none
 	for _, d := range devices {
