@@ -194,8 +194,8 @@ func reply(l net.Listener, name byte) {
 		}
 		serving.Go(func() {
 			defer c.Close()
-			c.SetDeadline(time.Now().Add(testTimeout))
 			for b := make([]byte, 1); ; {
+				c.SetDeadline(time.Now().Add(testTimeout))
 				if _, err := c.Read(b); err != nil {
 					return
 				}

@@ -134,7 +134,7 @@ func TestHTTPServerSeesTheClientGo(t *testing.T) {
 func TestHTTPServerTimeouts(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		w := startWeb(t, l, "HTTP/1.1", false, http.NotFoundHandler(), func(s *http.Server) {
-			s.ReadHeaderTimeout = 50 * time.Millisecond
+			s.ReadHeaderTimeout = 300 * time.Millisecond // from Accept on: the request has to be there before
 			s.IdleTimeout = 50 * time.Millisecond
 		})
 		for name, request := range map[string]string{

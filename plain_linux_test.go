@@ -268,6 +268,7 @@ func TestManyConnectionsMove(t *testing.T) {
 		}
 		defer c.Close()
 		wantMoved(t, c, shm.Name)
+		c.SetDeadline(time.Now().Add(testTimeout))
 		if name, err := ask(c); name != 9 || err != nil {
 			t.Fatalf("%d: %d has answered, %v", i, name, err)
 		}

@@ -188,7 +188,7 @@ func TestADeviceThatHangsDelaysNoOther(t *testing.T) {
 	one := newCache(t, hanging, Config{Budget: budget})
 	two := newCache(t, healthy, Config{Budget: budget})
 	// If it is waited for after all, it goes on then, and the test fails because of that.
-	late := time.AfterFunc(10*time.Second, func() { close(hangs) })
+	late := time.AfterFunc(30*time.Second, func() { close(hangs) })
 
 	a, b := make([]byte, 64<<10), make([]byte, 64<<10)
 	release(t, acquireAgain(t, one, a, LocalRead))

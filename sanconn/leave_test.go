@@ -171,7 +171,7 @@ func TestResetOnTheWayBack(t *testing.T) {
 			for !sanconn.Leaving(a) && b.Provider() != onTCP.Provider {
 				runtime.Gosched()
 			}
-			time.Sleep(time.Duration(i%30) * 20 * time.Microsecond)
+			time.Sleep(time.Duration(i%30*(1+i/30)) * 20 * time.Microsecond)
 			a.SetLinger(0)
 			a.Close()
 		})

@@ -3,6 +3,7 @@ package sanconn_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -242,7 +243,7 @@ func TestRawReadReturnsErrors(t *testing.T) {
 	a.Close()
 	testenv.Eventually(t, patience, func() error {
 		if _, err := recv(t, b, 1, 0); !errors.Is(err, syscall.ECONNRESET) {
-			return err
+			return fmt.Errorf("want a reset: %v", err)
 		}
 		return nil
 	})

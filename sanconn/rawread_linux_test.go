@@ -284,6 +284,9 @@ func TestCountedReadThatNeverWaits(t *testing.T) {
 // While one RawConn's function has the descriptor another's waits: what syscall.Read reads is its own.
 func TestCountedReadsByTwoRawConns(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		if l.Provider == moving.Provider {
+			return // what the function looks for on one carrier may come by the other
+		}
 		a, b := pipe(t, l, nil)
 		b.SetReadDeadline(time.Now().Add(patience))
 		first, second, one := countedOf(t, b), countedOf(t, b), make([]byte, 1)

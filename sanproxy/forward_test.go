@@ -187,6 +187,7 @@ func TestManyConnections(t *testing.T) {
 		servers.Go(func() {
 			for range conns {
 				s := c.accept(t)
+				s.SetDeadline(time.Now().Add(2 * testTimeout))
 				servers.Go(func() {
 					io.Copy(struct{ io.Writer }{s}, struct{ io.Reader }{s})
 					s.Close()
@@ -199,6 +200,7 @@ func TestManyConnections(t *testing.T) {
 				defer conn.Close()
 				text := strings.Repeat("x", 1+i*50)
 				for range rounds {
+					conn.SetDeadline(time.Now().Add(testTimeout))
 					mustWrite(t, conn, text)
 					wantNext(t, conn, text)
 				}

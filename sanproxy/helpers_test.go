@@ -87,10 +87,10 @@ func (r route) chain(t *testing.T, set ...func(first, second *Proxy)) *chain {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.second = &Proxy{Dial: func(ctx context.Context, _ net.Conn) (net.Conn, error) {
+	c.second = &Proxy{DialTimeout: testTimeout, Dial: func(ctx context.Context, _ net.Conn) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, addr.Network(), addr.String())
 	}}
-	c.first = &Proxy{Dial: func(ctx context.Context, _ net.Conn) (net.Conn, error) {
+	c.first = &Proxy{DialTimeout: testTimeout, Dial: func(ctx context.Context, _ net.Conn) (net.Conn, error) {
 		d := san.Dialer{Policy: r.policy, Providers: r.providers()}
 		d.Options.AttemptTimeout = testTimeout
 		conn, err := d.DialContext(ctx, "tcp", middle.Addr().String())

@@ -96,6 +96,13 @@ func (m *sim) drawSessions() {
 	}
 }
 
+// patient has the sessions wait for a peer that has no processor for seconds.
+func (m *sim) patient() {
+	for i := range m.cfg {
+		m.cfg[i].CancelTimeout = time.Minute
+	}
+}
+
 // longest is how long a Write is, longWrite one that goes in pieces.
 const (
 	longest   = 120_000

@@ -50,6 +50,7 @@ func TestSimulationInRealTime(t *testing.T) {
 		}
 		m.net.Faults.LateBy = 0
 		m.real = true
+		m.patient()
 		m.spin()
 		m.run()
 	})
@@ -64,6 +65,7 @@ func TestCutWritesInRealTime(t *testing.T) {
 		m.net.MaxLatency = 3 * time.Millisecond
 		f.Late, f.Linger, f.LingerFor = 0, 0.2, m.net.MaxLatency
 		m.pry = true
+		m.patient()
 		m.spin()
 		m.run()
 	})

@@ -117,12 +117,7 @@ func TestDevicesExplainsWhatADialGets(t *testing.T) {
 }
 
 func TestDevicesFailsWhereADialDoes(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
-	code, stdout, stderr := sanperf(t, "devices", l.Addr().String())
+	code, stdout, stderr := sanperf(t, "devices", testenv.UnusedAddress(t))
 	if code != exitFailed || !strings.Contains(stderr, "gets no connection") || !strings.Contains(stdout, "refused") {
 		t.Errorf("exit code %d:\n%s%s", code, stdout, stderr)
 	}

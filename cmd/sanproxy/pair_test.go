@@ -116,7 +116,7 @@ func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 func TestTerminate(t *testing.T) {
 	for _, slow := range []bool{false, true} {
 		l, to := listenTCP(t)
-		drain := "20s"
+		drain := "2m"
 		if slow {
 			drain = "100ms"
 		}

@@ -128,7 +128,7 @@ type sidecars struct{ first, second *process }
 func startPair(t *testing.T, listen, to address, flags ...string) sidecars {
 	t.Helper()
 	second := start(t, "-listen", "san:"+testHost()+":0", "-to", to.String(), "-require")
-	first := start(t, append([]string{"-listen", listen.String(), "-to", second.listen[0].String(), "-require"}, flags...)...)
+	first := start(t, append([]string{"-listen", listen.String(), "-to", second.listen[0].String(), "-require", "-dial-timeout", "30s"}, flags...)...)
 	return sidecars{first, second}
 }
 

@@ -190,11 +190,11 @@ func TestCurl(t *testing.T) {
 	s := startPair(t, anyPort, to)
 	url := "http://" + s.first.listen[0].address + "/"
 	for _, version := range []string{"--http1.0", "--http1.1"} { // 1.0 ends by the stream's end
-		if got := command(t, nil, nil, "curl", version, "-sSf", "--max-time", "20", url); got != string(body) {
+		if got := command(t, nil, nil, "curl", version, "-sSf", "--max-time", "110", url); got != string(body) {
 			t.Errorf("%s: %d bytes of %d, or wrong ones", version, len(got), len(body))
 		}
 	}
-	got := command(t, nil, bytes.NewReader(body), "curl", "-sSf", "--max-time", "20", "-T", "-", url)
+	got := command(t, nil, bytes.NewReader(body), "curl", "-sSf", "--max-time", "110", "-T", "-", url)
 	if want := fmt.Sprintf("%d %x <nil>", len(body), sha256.Sum256(body)); got != want {
 		t.Errorf("put: %s, want %s", got, want)
 	}

@@ -205,7 +205,7 @@ func TestIsOpen(t *testing.T) {
 			if err == nil {
 				_, err = c.Write([]byte{1})
 			}
-			control(c, func(fd int) (int, error) { return unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, 10_000) }) // until it is there
+			control(c, func(fd int) (int, error) { return unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, 60_000) }) // until it is there
 			return err
 		}, true},
 	} {
@@ -214,7 +214,7 @@ func TestIsOpen(t *testing.T) {
 			if err := tt.shut(c, peer); err != nil {
 				t.Fatal(err)
 			}
-			testenv.Eventually(t, 10*time.Second, func() error { // what the peer does takes its time
+			testenv.Eventually(t, time.Minute, func() error { // what the peer does takes its time
 				if open, err := IsOpen(c); open != tt.open || err != nil {
 					return fmt.Errorf("open: %v, %v", open, err)
 				}

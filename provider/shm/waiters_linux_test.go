@@ -3,6 +3,7 @@ package shm
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -160,11 +161,13 @@ func TestNoSleeperIsForgotten(t *testing.T) {
 		turn[i] = make(chan struct{})
 	}
 	var all sync.WaitGroup
+	var slept atomic.Int64
 	for slot := range slots {
 		all.Go(func() {
 			for range rounds {
 				turn[slot] <- struct{}{}
 				a.Sleep(a.wakes[slot])
+				slept.Add(1)
 			}
 		})
 		all.Go(func() {
@@ -184,10 +187,17 @@ func TestNoSleeperIsForgotten(t *testing.T) {
 	}
 	done := make(chan struct{})
 	go func() { all.Wait(); close(done) }()
-	select {
-	case <-done:
-	case <-time.After(patience):
-		t.Fatal("a sleeper was forgotten")
+	for before := int64(-1); before < slots*rounds; {
+		select {
+		case <-done:
+			before = slots * rounds
+		case <-time.After(patience):
+			now := slept.Load()
+			if now == before {
+				t.Fatalf("a sleeper was forgotten, after %d sleeps", now)
+			}
+			before = now
+		}
 	}
 	if a.unwoken != 0 || len(a.sleepers) != 0 {
 		t.Errorf("%d sleepers at the end, %d of them not woken", len(a.sleepers), a.unwoken)

@@ -52,11 +52,14 @@ func inVain(t *testing.T) (from, to netip.Addr) {
 	return from, to
 }
 
+// silence is what a dial has where nothing answers.
+const silence = 500 * time.Millisecond
+
 // dialInVain returns why nobody is reached, which has to be soon, and leaves nothing.
-func dialInVain(t *testing.T, at netip.AddrPort) error {
+func dialInVain(t *testing.T, at netip.AddrPort, limit time.Duration) error {
 	t.Helper()
 	before := runtime.NumGoroutine()
-	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	began := time.Now()
 	e, err := Dial(ctx, netip.Addr{}, at, Config{})
@@ -77,12 +80,12 @@ func dialInVain(t *testing.T, at netip.AddrPort) error {
 func TestDialInVain(t *testing.T) {
 	_, to := inVain(t)
 	t.Run("no listener", func(t *testing.T) {
-		if err := dialInVain(t, netip.AddrPortFrom(to, freePort())); reasonOf(err) != session.ReasonNoListener {
+		if err := dialInVain(t, netip.AddrPortFrom(to, freePort()), patience); reasonOf(err) != session.ReasonNoListener {
 			t.Errorf("%v, want %v", err, session.ReasonNoListener)
 		}
 	})
 	t.Run("no route to an RDMA device", func(t *testing.T) {
-		if err := dialInVain(t, netip.MustParseAddrPort("127.0.0.1:80")); reasonOf(err) != session.ReasonUnreachable {
+		if err := dialInVain(t, netip.MustParseAddrPort("127.0.0.1:80"), patience); reasonOf(err) != session.ReasonUnreachable {
 			t.Errorf("%v, want %v", err, session.ReasonUnreachable)
 		}
 	})
@@ -115,7 +118,7 @@ func TestDialToSilence(t *testing.T) {
 		if err := whyNotServed(silent); err != nil {
 			t.Errorf("%v is not served: %v", silent, err)
 		}
-		err = dialInVain(t, netip.AddrPortFrom(silent, 4711))
+		err = dialInVain(t, netip.AddrPortFrom(silent, 4711), silence)
 		if !errors.Is(err, context.DeadlineExceeded) && reasonOf(err) != session.ReasonTimeout && reasonOf(err) != session.ReasonUnreachable {
 			t.Errorf("%v, want the end of the time", err)
 		}
@@ -123,13 +126,13 @@ func TestDialToSilence(t *testing.T) {
 	t.Run("nobody of that address", func(t *testing.T) {
 		nobody := from.Next().Next().Next().Next()
 		route(t, nobody)
-		expectAReason(t, dialInVain(t, netip.AddrPortFrom(nobody, 4711)))
+		expectAReason(t, dialInVain(t, netip.AddrPortFrom(nobody, 4711), silence))
 	})
 	if testenv.Device() == "siw" {
 		t.Run("plain TCP on the iWARP port", func(t *testing.T) {
 			port := freePort()
 			acceptSilently(t, netip.AddrPortFrom(to, Config{}.withDefaults().iwarpPort(port)))
-			expectAReason(t, dialInVain(t, netip.AddrPortFrom(to, port)))
+			expectAReason(t, dialInVain(t, netip.AddrPortFrom(to, port), silence))
 		})
 	}
 }
@@ -217,8 +220,8 @@ func request(t *testing.T, l *listener, qp uint32) (answers *ibv.EventChannel) {
 			t.Fatalf("%v, %v, want %v", ev.Type, err, want)
 		}
 	}
-	expect(id.ResolveAddr(netip.AddrPort{}, l.addrs()[0], time.Second), ibv.AddrResolved)
-	expect(id.ResolveRoute(time.Second), ibv.RouteResolved)
+	expect(id.ResolveAddr(netip.AddrPort{}, l.addrs()[0], patience), ibv.AddrResolved)
+	expect(id.ResolveRoute(patience), ibv.RouteResolved)
 	if err := id.Connect(ibv.ConnParam{PrivateData: privateData{Version: protocolVersion}.bytes(), QPNum: qp, RetryCount: retryCount}); err != nil {
 		t.Fatal(err)
 	}
@@ -278,7 +281,7 @@ func TestForeignPrograms(t *testing.T) {
 		defer server.Wait()
 		defer server.Process.Kill()
 		for end := time.Now().Add(patience); ; {
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			_, err := Dial(ctx, netip.Addr{}, netip.AddrPortFrom(to, port), Config{})
 			cancel()
 			if reasonOf(err) == session.ReasonNoListener && time.Now().Before(end) {

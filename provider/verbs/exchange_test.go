@@ -24,7 +24,7 @@ import (
 // Without rdma_cm, a listener of IPv4 alone takes no IPv6 where the ends meet.
 func TestExchangeIsOfItsFamilyAlone(t *testing.T) {
 	cfg := Config{WithoutCM: true}.withDefaults()
-	l := &Listener{cfg: cfg, addr: netip.AddrPortFrom(netip.IPv4Unspecified(), unusedPort(t, cfg))}
+	l := &Listener{cfg: cfg, addr: netip.AddrPortFrom(netip.IPv4Unspecified(), freePort())}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer l.work.Wait()
 	defer cancel()
@@ -43,27 +43,6 @@ func TestExchangeIsOfItsFamilyAlone(t *testing.T) {
 		c.Close()
 		t.Error("it takes IPv6")
 	}
-}
-
-// unusedPort is a TCP port whose port for RDMA is free.
-func unusedPort(t *testing.T, cfg Config) uint16 {
-	t.Helper()
-	for range 100 {
-		l, err := net.ListenTCP("tcp", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.Close()
-		port := l.Addr().(*net.TCPAddr).AddrPort().Port()
-		if side, err := net.ListenTCP("tcp", &net.TCPAddr{Port: int(cfg.iwarpPort(port))}); err == nil {
-			side.Close()
-			return port
-		} else if !errors.Is(err, syscall.EADDRINUSE) {
-			t.Fatal(err)
-		}
-	}
-	t.Fatal("no port is free")
-	return 0
 }
 
 // Where there are iWARP devices alone, neither end can do without rdma_cm, and that is its error.
@@ -146,7 +125,7 @@ func TestReadsThatThePeerServes(t *testing.T) {
 	_, to := cable(t)
 	nothingLeft(t)
 	cfg := Config{WithoutCM: true}.withDefaults()
-	port := unusedPort(t, cfg)
+	port := freePort()
 	l, err := net.Listen("tcp", netip.AddrPortFrom(to, cfg.iwarpPort(port)).String())
 	if err != nil {
 		t.Fatal(err)

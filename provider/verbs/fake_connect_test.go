@@ -47,7 +47,7 @@ func testEachCallFailsWithoutCM(t *testing.T) {
 	cfg := Config{WithoutCM: true}
 	for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.EIO} {
 		hits := f.eachFault(errno, func() error {
-			err := connectOnce(fakeAddr(int(unusedPort(t, cfg.withDefaults()))), cfg)
+			err := connectOnce(fakeAddr(int(freePort())), cfg)
 			if f.get(fakeHits) > 0 && err != nil && (reasonOf(err) == session.ReasonResources) != (errno == syscall.ENOMEM) {
 				t.Errorf("%v of %s: %v", errno, f.failed(), err)
 			}
@@ -311,7 +311,7 @@ func testGIDsInTurn(t *testing.T) {
 	for _, tt := range []struct{ foreign, used int64 }{{0, 1 << 2}, {1 << 2, 1 << 0}, {1<<2 | 1<<0, 1 << 1}, {1<<3 - 1, 0}} {
 		f.set(fakeForeign, tt.foreign)
 		f.set(fakeUsed, 0)
-		err := connectOnce(fakeAddr(int(unusedPort(t, cfg.withDefaults()))), cfg)
+		err := connectOnce(fakeAddr(int(freePort())), cfg)
 		if tt.used == 0 && reasonOf(err) != session.ReasonUnreachable || tt.used != 0 && err != nil {
 			t.Errorf("%b are not ours: %v", tt.foreign, err)
 		}
@@ -342,7 +342,7 @@ func testHalfOpenWithoutCM(t *testing.T) {
 	f.set(fakeForeign, 0)
 	serveLoopback(t)
 	cfg := Config{WithoutCM: true}
-	at := fakeAddr(int(unusedPort(t, cfg.withDefaults())))
+	at := fakeAddr(int(freePort()))
 	l, err := listenAt(at, cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -88,7 +88,7 @@ func TestOnFake(t *testing.T) {
 			if err := os.WriteFile(shared, make([]byte, fakeWords*8), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			child := exec.Command(os.Args[0], "-test.run=^TestOnFake$/^"+strings.ReplaceAll(tt.name, " ", "_")+"$", "-test.timeout=1m")
+			child := exec.Command(os.Args[0], "-test.run=^TestOnFake$/^"+strings.ReplaceAll(tt.name, " ", "_")+"$", "-test.timeout=4m")
 			child.Env = append(os.Environ(), fakeVariable+"="+shared, "LD_LIBRARY_PATH="+dir,
 				"GORACE=atexit_sleep_ms=10 "+os.Getenv("GORACE")) // a second, by default, which is for other threads' reports
 			if out, err := child.CombinedOutput(); err != nil {

@@ -394,7 +394,8 @@ func TestEndWhileRefilling(t *testing.T) {
 	nothingLeft(t)
 	cfg := Config{Disable: session.FeatureWindows}
 	refilling := 0
-	for range 20 {
+	end := time.Now().Add(patience)
+	for i := 0; i < 20 || refilling == 0 && time.Now().Before(end); i++ {
 		l := listen(t, cfg)
 		a, b, err := connect(l, cfg)
 		if err != nil {

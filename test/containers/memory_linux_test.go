@@ -129,6 +129,7 @@ func (a *agent) stall(args []string) (string, error) {
 	}
 	var d san.Dialer
 	d.Options.MoveAtOnce = true
+	d.Options.AttemptTimeout = patience / 2
 	var all []net.Conn
 	for range n {
 		c, err := d.Dial("tcp", args[0])

@@ -182,7 +182,7 @@ func dialTo(t *testing.T, address string) (*sanconn.Conn, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	c, err := (&san.Dialer{Policy: san.Require}).DialContext(ctx, "tcp", address)
+	c, err := (&san.Dialer{Policy: san.Require, Options: sanconn.Options{AttemptTimeout: patience}}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}

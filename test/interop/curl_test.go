@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sanconn/san"
+	"github.com/sanconn/san/sanconn"
 )
 
 // curl talks TCP to the very port that SAN clients use.
@@ -38,7 +39,7 @@ func TestCurl(t *testing.T) {
 	wantBytes(t, got, body)
 	wantCarriers(t, "accepted", accepted.carriers(), byTCP(san.ReasonPeerPlain))
 
-	useHTTP(t, (&san.Dialer{Policy: san.Require}).DialContext, l.Addr().String())
+	useHTTP(t, (&san.Dialer{Policy: san.Require, Options: sanconn.Options{AttemptTimeout: patience}}).DialContext, l.Addr().String())
 	if err := stop(); err != nil {
 		t.Error(err)
 	}

@@ -14,6 +14,7 @@ import (
 func yamuxConfig() *yamux.Config {
 	config := yamux.DefaultConfig()
 	config.LogOutput = io.Discard
+	config.ConnectionWriteTimeout = patience // which counts while a frame waits behind all streams' others
 	return config
 }
 

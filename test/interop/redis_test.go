@@ -45,7 +45,9 @@ func serveRedcon(l net.Listener) func() error {
 }
 
 func useGoRedis(t *testing.T, dial dialFunc, address string) {
-	client := goredis.NewClient(&goredis.Options{Addr: address, Dialer: dial})
+	options := &goredis.Options{Addr: address, Dialer: dial}
+	options.DialTimeout, options.ReadTimeout, options.WriteTimeout, options.PoolTimeout = patience, patience, patience, patience
+	client := goredis.NewClient(options)
 	defer client.Close()
 	ctx := t.Context()
 	together(8, func() {

@@ -48,12 +48,17 @@ func TestMain(m *testing.M) {
 
 // Two processes, and nothing happens to them.
 func TestMoves(t *testing.T) {
+	moved := false
 	each(t, func(t *testing.T, seed uint64) {
 		p := start(t, seed)
-		p.want(t, p.client)
+		out := p.want(t, p.client)
+		moved = moved || strings.Contains(out, "Dialed:map[shm:") // of its Stats
 		p.server.in.Close()
 		p.want(t, p.server)
 	})
+	if !moved {
+		t.Error("no connection has moved")
+	}
 }
 
 // One of them is killed at any moment of the other's work.
@@ -145,10 +150,10 @@ func run(t *testing.T, role, what string) *process {
 	return p
 }
 
-// want waits until a process has ended in order.
-func (p pair) want(t *testing.T, one *process) {
+// want waits until a process has ended in order, and returns what it has printed.
+func (p pair) want(t *testing.T, one *process) string {
 	t.Helper()
-	late := time.AfterFunc(2*patient, func() { one.cmd.Process.Signal(syscall.SIGQUIT) })
+	late := time.AfterFunc(5*patient, func() { one.cmd.Process.Signal(syscall.SIGQUIT) })
 	defer late.Stop()
 	rest, _ := io.ReadAll(one.out)
 	if err := one.cmd.Wait(); err != nil {
@@ -157,6 +162,7 @@ func (p pair) want(t *testing.T, one *process) {
 	if testing.Verbose() {
 		t.Logf("%s: %s", one.name, rest)
 	}
+	return string(rest)
 }
 
 // serve is the server, until its standard input ends and its connections have.
@@ -217,7 +223,6 @@ type work struct {
 func (w *work) begin(c net.Conn, seed string, n uint64) {
 	s, _ := strconv.ParseUint(seed, 10, 64)
 	e := &end{work: w, n: n, conn: c.(*sanconn.Conn), rnd: [2]*rand.Rand{rand.New(rand.NewPCG(s, 4*n)), rand.New(rand.NewPCG(s, 4*n+1))}}
-	e.conn.SetDeadline(time.Now().Add(patient))
 	w.group.Go(func() {
 		var both sync.WaitGroup
 		both.Go(e.write)
@@ -287,6 +292,7 @@ func (e *end) write() {
 		case k < 160:
 			e.conn.Stats()
 		}
+		e.conn.SetWriteDeadline(time.Now().Add(patient))
 		if _, err := e.conn.Write(b); err != nil {
 			e.over.Store(true)
 			if !gone(err) {
@@ -305,6 +311,7 @@ func (e *end) read() {
 	at, want, header := 0, 0, make([]byte, 0, 4)
 	b := make([]byte, 1<<17)
 	for {
+		e.conn.SetReadDeadline(time.Now().Add(patient))
 		n, err := e.conn.Read(b[:1+r.IntN(1<<r.IntN(17))])
 		for _, c := range b[:n] {
 			if want == 0 {

@@ -17,7 +17,7 @@ func TestPrometheus(t *testing.T) {
 	_, plain := begin(t, own(t, "go", "web"))
 
 	config := filepath.Join(t.TempDir(), "prometheus.yml")
-	text := fmt.Sprintf("global:\n  scrape_interval: 100ms\n  scrape_timeout: 100ms\n"+
+	text := fmt.Sprintf("global:\n  scrape_interval: 250ms\n  scrape_timeout: 250ms\n"+
 		"scrape_configs:\n- job_name: web\n  static_configs:\n  - targets: [%q, %q]\n", exporter, plain)
 	if err := os.WriteFile(config, []byte(text), 0o666); err != nil {
 		t.Fatal(err)

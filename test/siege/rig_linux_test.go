@@ -209,6 +209,10 @@ func (r *rig) checkMet(met experience) {
 		r.t.Errorf("the bystander was not served: %+v", met)
 	}
 	slow := func() bool { return met.Dial > max(floor, 3*r.calm.Dial) || met.Echo > max(floor, 3*r.calm.Echo) }
+	for n := 0; n < 2 && slow(); n++ { // an attack that slows is slow each time
+		again := r.meet(siegeTime())
+		met.Dial, met.Echo = min(met.Dial, again.Dial), min(met.Echo, again.Echo)
+	}
 	if slow() { // the machine may have become busy: what is usual now?
 		for _, p := range r.attackers {
 			p.kill()
