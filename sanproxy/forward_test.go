@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sanconn/san"
 	"github.com/sanconn/san/sanconn"
