@@ -53,3 +53,28 @@ func TestInterfacesAsNetHasThem(t *testing.T) {
 		t.Errorf("%+v", ifi)
 	}
 }
+
+// What finding a connection's device costs, in a network namespace that has as many interfaces as
+// is to be measured (docs/notes/rdma.md).
+func BenchmarkInterfaces(b *testing.B) {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil || len(addrs) == 0 {
+		b.Fatal(addrs, err)
+	}
+	last, _ := netip.AddrFromSlice(addrs[len(addrs)-1].(*net.IPNet).IP)
+	for _, bench := range []struct {
+		name string
+		call func() error
+	}{
+		{"route", func() error { _, err := Route{}.leavesBy(last.Unmap()); return err }},
+		{"address", func() error { _, err := interfaceOf(last.Unmap()); return err }},
+	} {
+		b.Run(bench.name, func(b *testing.B) {
+			for b.Loop() {
+				if err := bench.call(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
