@@ -303,7 +303,7 @@ func TestConditionIsNotAskedForNothing(t *testing.T) {
 func TestConditionThatTakesItsTime(t *testing.T) {
 	first, second := &fake{called: "first"}, &fake{called: "second"}
 	useProviders(t, first, second)
-	for name, d := range map[string]*Dialer{"Require": {Policy: Require}, "at once": atOnce(), "used": {}} {
+	for name, d := range map[string]*Dialer{"Require": {Policy: Require}, "at once": atOnce(), "used": unhurried()} {
 		t.Run(name, func(t *testing.T) {
 			var seen conditions
 			var asked atomic.Bool
