@@ -121,15 +121,38 @@ type bounds struct {
 var slack = bounds{connections: 4, descriptors: 32, threads: 12, memory: 24 << 20, shared: 64 << 20, space: 1 << 30, cpu: 0.25}
 
 // siege has the bystander go on during the attack, and checks what it met and what the
-// victim has in use.
+// victim has in use. What an attack takes it takes each time: where a busy machine may be why,
+// there are two more.
 func (r *rig) siege(most bounds) experience {
 	r.t.Helper()
 	open := r.report().Open
+	met, peak, cpu, theirs := r.watch()
+	for n := 0; n < 2 && (r.slow(met) || cpu > most.cpu*theirs+slack.cpu); n++ {
+		m, p, c, t := r.watch()
+		met.Dial, met.Echo = min(met.Dial, m.Dial), min(met.Echo, m.Echo)
+		peak = worst(peak, p)
+		if c-most.cpu*t < cpu-most.cpu*theirs {
+			cpu, theirs = c, t
+		}
+	}
+	if n := r.report().Failed; n > 0 {
+		r.t.Errorf("the victim lacked a descriptor %d times", n)
+	}
+	r.checkMet(met) // may end the attackers
+	most.cpu *= theirs
+	r.checkUsage(most, open, peak, cpu)
+	return met
+}
+
+// watch has the bystander go on for a while, and a newcomer come. It returns the most of what
+// the victim had in use, how many processors it took for the attackers, and how many these
+// took themselves.
+func (r *rig) watch() (met experience, peak usage, cpu, theirs float64) {
+	r.t.Helper()
 	r.bystander.tell(siegeTime().String())
-	first, theirs := usageOf(r.t, r.victim.pid()), r.attackersCPU()
+	first, before := usageOf(r.t, r.victim.pid()), r.attackersCPU()
 	r.newcomer()
-	peak := usageOf(r.t, r.victim.pid())
-	var met experience
+	peak = usageOf(r.t, r.victim.pid())
 	for waiting := true; waiting; {
 		select {
 		case <-time.After(20 * time.Millisecond):
@@ -142,14 +165,13 @@ func (r *rig) siege(most bounds) experience {
 		}
 	}
 	last := usageOf(r.t, r.victim.pid())
-	theirs = r.attackersCPU() - theirs
-	if n := r.report().Failed; n > 0 {
-		r.t.Errorf("the victim lacked a descriptor %d times", n)
-	}
-	r.checkMet(met) // may end the attackers
-	most.cpu *= float64(theirs) / float64(last.at.Sub(first.at))
-	r.checkUsage(most, open, peak, last.processors(first, time.Duration(met.Rounds)*r.cost))
-	return met
+	theirs = float64(r.attackersCPU()-before) / float64(last.at.Sub(first.at))
+	return met, peak, last.processors(first, time.Duration(met.Rounds)*r.cost), theirs
+}
+
+// slow reports whether the bystander was served more slowly than before the attack.
+func (r *rig) slow(met experience) bool {
+	return met.Dial > max(floor, 3*r.calm.Dial) || met.Echo > max(floor, 3*r.calm.Echo)
 }
 
 // settle waits until the victim is done with what it was sent before the siege, which has to
@@ -208,19 +230,14 @@ func (r *rig) checkMet(met experience) {
 	if met.Dials["shm"]+met.Dials["tcp"] == 0 || met.Dials["plain"] == 0 || met.Echoes == 0 {
 		r.t.Errorf("the bystander was not served: %+v", met)
 	}
-	slow := func() bool { return met.Dial > max(floor, 3*r.calm.Dial) || met.Echo > max(floor, 3*r.calm.Echo) }
-	for n := 0; n < 2 && slow(); n++ { // an attack that slows is slow each time
-		again := r.meet(siegeTime())
-		met.Dial, met.Echo = min(met.Dial, again.Dial), min(met.Echo, again.Echo)
-	}
-	if slow() { // the machine may have become busy: what is usual now?
+	if r.slow(met) { // the machine may have become busy: what is usual now?
 		for _, p := range r.attackers {
 			p.kill()
 		}
 		now := r.meet(calmTime())
 		r.calm.Dial, r.calm.Echo = max(r.calm.Dial, now.Dial), max(r.calm.Echo, now.Echo)
 	}
-	if slow() {
+	if r.slow(met) {
 		r.t.Errorf("slow: a dial takes %v instead of %v, an echo %v instead of %v", met.Dial, r.calm.Dial, met.Echo, r.calm.Echo)
 	}
 }
