@@ -62,10 +62,10 @@ func fillUp(t *testing.T, c *sanconn.Conn) (n int) {
 		c.SetWriteDeadline(time.Now().Add(20 * time.Millisecond))
 		k, err := c.Write(make([]byte, 1000))
 		n += k
-		switch inVain++; {
-		case k > 0:
+		inVain++
+		if k > 0 {
 			inVain = 0
-		case !errors.Is(err, os.ErrDeadlineExceeded):
+		} else if !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Fatal(err)
 		}
 	}

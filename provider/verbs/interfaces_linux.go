@@ -28,8 +28,8 @@ func interfaceFrom(link netlink.Link, err error) (*net.Interface, error) {
 	return &net.Interface{Index: a.Index, MTU: a.MTU, Name: a.Name, HardwareAddr: a.HardwareAddr}, nil
 }
 
-// having are the indexes of the interfaces that have an address.
-func having(a netip.Addr) (indexes []int, err error) {
+// indexesOf are those of the interfaces that have an address.
+func indexesOf(a netip.Addr) (indexes []int, err error) {
 	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	for _, x := range list {
 		if x.IP.Equal(a.AsSlice()) {
@@ -44,7 +44,7 @@ func interfaceOf(a netip.Addr) (string, error) {
 	if a.Zone() != "" {
 		return a.Zone(), nil
 	}
-	indexes, err := having(a)
+	indexes, err := indexesOf(a)
 	if len(indexes) == 0 {
 		return "", err
 	}
@@ -57,6 +57,6 @@ func interfaceOf(a netip.Addr) (string, error) {
 
 // hasAddr reports whether an interface of this network namespace has an address.
 func hasAddr(index int, a netip.Addr) bool {
-	indexes, _ := having(a)
+	indexes, _ := indexesOf(a)
 	return slices.Contains(indexes, index)
 }

@@ -137,7 +137,7 @@ func script(commands string) error {
 }
 
 // writeFiles makes a tree of files, each with a line.
-func writeFiles(t testing.TB, root string, lines map[string]string) {
+func writeFiles(t *testing.T, root string, lines map[string]string) {
 	t.Helper()
 	for file, line := range lines {
 		file = filepath.Join(root, file)
@@ -167,8 +167,8 @@ func TestDeviceOfAPortsGID(t *testing.T) {
 		"iw0/ports/2/gids/0":   "0007:4300:0002:0000:0000:0000:0000:0000",
 		"iw1/ports/1/gids/0":   "0007:4300:0004:0000:0000:0000:0000:0000",
 
-		"iw1/ports/1/gid_attrs/ndevs/0":   "eth4\n",
-		"roce0/ports/1/gid_attrs/ndevs/3": "eth5\n",
+		"iw1/ports/1/gid_attrs/ndevs/0":   "eth4",
+		"roce0/ports/1/gid_attrs/ndevs/3": "eth5",
 	})
 	const own = "80:00:02:08:" // of the interface: its queue pair
 	for hardware, want := range map[string]string{

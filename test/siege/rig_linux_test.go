@@ -130,6 +130,7 @@ func (r *rig) siege(most bounds) experience {
 	for n := 0; n < 2 && (r.slow(met) || cpu > most.cpu*theirs+slack.cpu); n++ {
 		m, p, c, t := r.watch()
 		met.Dial, met.Echo = min(met.Dial, m.Dial), min(met.Echo, m.Echo)
+		met.Failures, met.Failed = met.Failures+m.Failures, append(met.Failed, m.Failed...)
 		peak = worst(peak, p)
 		if c-most.cpu*t < cpu-most.cpu*theirs {
 			cpu, theirs = c, t
