@@ -87,6 +87,17 @@ func (c *Conn) leaveLocked(asked bool) error {
 	return nil
 }
 
+// starves has TCP carry the connection, which has memory of the kernel's: a Write on the session waits
+// for memory that other connections have used up. Two ends that write before they read would wait for
+// each other for ever, where TCP takes what they write.
+func (c *Conn) starves(s *session.Session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.session == s && c.leave == nil && !c.strict {
+		c.leaveLocked(false) // it fails if the connection is over
+	}
+}
+
 // peerLeaves takes the peer's word that it leaves the session.
 func (c *Conn) peerLeaves(s *session.Session, at uint64) error {
 	c.mu.Lock()

@@ -167,6 +167,8 @@ func (c handle) Notes() func(s *session.Session, note []byte) {
 		case c == nil:
 		case note == nil:
 			c.sessionEnded(s, s.Limits().Ring() && errors.Is(s.Over(), syscall.EPIPE), errNoSession)
+		case len(note) == 0:
+			c.starves(s)
 		default:
 			if err := c.note(s, note); err != nil {
 				s.Fail(err)
@@ -299,6 +301,7 @@ func (c *Conn) awaitMoved(ctx context.Context, whole bool) error {
 	defer stop()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.strict = c.strict || whole
 	for {
 		switch s := c.in.san.Load(); {
 		case s != nil && c.out.san.Load() == s:

@@ -27,8 +27,9 @@ type Config struct {
 
 	// OnNote is called for each note of the peer (SendNote), in a goroutine of the session, one
 	// at a time and in their order, also while no Read waits; and with nil when the
-	// connection is over and no operation is there to find out. It may call the session;
-	// Closed waits for its return. Nil: a note breaks the protocol.
+	// connection is over and no operation is there to find out; and once with an empty note when
+	// a Write has waited for a second or two for memory that other connections have used up
+	// (Starver). It may call the session; Closed waits for its return. Nil: a note breaks the protocol.
 	OnNote func(note []byte)
 
 	// Trace gets a line for each step of the session (SAN_TRACE); nil: none.

@@ -60,6 +60,7 @@ type core struct {
 	number     uint64 // of this session in its process
 	describer  Describer
 	withdrawer Withdrawer
+	starver    Starver // nil: the endpoint is none
 }
 
 // workers are the background goroutines of a session, and its loans.
@@ -106,10 +107,11 @@ func newCore(ep Endpoint, cfg Config) *core {
 	number := numbers.Add(1)
 	describer, _ := ep.(Describer)
 	withdrawer, _ := ep.(Withdrawer)
+	starver, _ := ep.(Starver)
 	if cfg.Trace != nil {
 		ep = newTraced(ep, cfg.Trace, number)
 	}
-	c := &core{ep: ep, mem: ep.Memory(), lim: ep.Limits(), cfg: cfg, kind: queueKind, number: number, describer: describer, withdrawer: withdrawer}
+	c := &core{ep: ep, mem: ep.Memory(), lim: ep.Limits(), cfg: cfg, kind: queueKind, number: number, describer: describer, withdrawer: withdrawer, starver: starver}
 	if c.lim.Ring() {
 		c.kind = ringKind
 	}

@@ -123,6 +123,14 @@ type Withdrawer interface {
 	Withdraw() bool
 }
 
+// Starver is what an endpoint is besides, if what it has room for is up to memory that other
+// connections of the process may have used up.
+type Starver interface {
+	// Starved, one of the sending methods, reports whether the last Reserve found no room for
+	// lack of such memory. The peer may then wait for ever for this end to read, as this end does.
+	Starved() bool
+}
+
 // Sleeper is what an endpoint is besides, if its events need not be handed on by a goroutine
 // of its own: a sleeper waits for them itself. Its methods may be called at any time,
 // Rouse and Rest also after Retire, from any goroutine; while no call is in Sleep, and Rest is

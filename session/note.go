@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sanconn/san/session/internal/wire"
 )
@@ -14,13 +15,48 @@ const mostNotes = 8
 
 // notes are the peer's, on their way to Config.OnNote.
 type notes struct {
-	begun atomic.Bool // Negotiate has succeeded: an end before is its result, and not reported
+	begun   atomic.Bool // Negotiate has succeeded: an end before is its result, and not reported
+	starved atomic.Bool // a Write is, for which watchStarved looks, or was: it is reported once
 
 	mu      sync.Mutex // guards what follows
 	list    [][]byte   // oldest first
 	over    bool       // the end is reported after them
 	told    bool       // it was
 	handing bool       // a goroutine hands them over
+}
+
+// starvedTime is for how long a Write waits for memory that others have used up before OnNote
+// reports it. A peer that is only slow has taken something by then, and its stream goes on with less.
+const starvedTime = time.Second
+
+// noteStarved is called by a Write that is about to sleep. If it waits for memory that others have
+// used up, OnNote reports that in time.
+func (w *writing) noteStarved() {
+	if w.starver == nil || w.cfg.OnNote == nil || w.notes.starved.Load() {
+		return
+	}
+	var starved bool
+	w.withSender(func(tx *sender) { starved = tx.open() && w.starver.Starved() })
+	if starved && !w.notes.starved.Swap(true) {
+		w.watchStarved()
+	}
+}
+
+// watchStarved looks from time to time, until no Write waits, whether one has done so for starvedTime.
+func (w *writing) watchStarved() {
+	time.AfterFunc(starvedTime/2, func() {
+		if since := time.Duration(w.wr.since.Load()); since != 0 && time.Since(start)-since >= starvedTime {
+			w.hand([]byte{})
+			return
+		}
+		if w.wr.wants.Load() == 0 {
+			w.notes.starved.Store(false)
+			if w.wr.wants.Load() == 0 || w.notes.starved.Swap(true) {
+				return // another Write that waits notes it
+			}
+		}
+		w.watchStarved()
+	})
 }
 
 // SendNote sends the peer's layer above 1 to 240 bytes, which are not part of the stream.

@@ -356,3 +356,46 @@ func TestCloseUnreadIsAReset(t *testing.T) {
 		wantErr(t, "Close once more", a.Close(), session.ErrClosed)
 	})
 }
+
+// starver is an endpoint for whose ring no memory is left.
+type starver struct{ *twin.Endpoint }
+
+func (starver) Starved() bool { return true }
+
+// A Write that waits for memory which others have used up is reported, once, if its peer takes nothing
+// meanwhile; it goes on waiting. Of one that is only slow nothing is reported.
+func TestAStarvingWriteIsReported(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		starved := make(chan []byte, 20)
+		a, b, _, _ := pairOn(t, ring, session.Config{OnNote: func(note []byte) { starved <- note }},
+			func(e *twin.Endpoint) session.Endpoint { return starver{e} })
+		sent := make(chan error, 1)
+		go func() {
+			_, err := b.Write(pattern(1 << 20))
+			sent <- err
+		}()
+		p := make([]byte, 16<<10)
+		for range 10 { // for longer than a Write is left to wait
+			pass(300 * time.Millisecond)
+			if _, err := a.Read(p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := len(starved); n != 0 {
+			t.Fatalf("%d reports while the peer reads", n)
+		}
+		for range 2 {
+			pass(2 * time.Second)
+			if n := len(starved); n != 1 {
+				t.Fatalf("%d reports of a peer that does not read", n)
+			}
+		}
+		if note := <-starved; note == nil || len(note) != 0 {
+			t.Errorf("the note %q", note)
+		}
+		go io.Copy(io.Discard, a)
+		if err := <-sent; err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -175,6 +175,9 @@ func (w *writing) until(done func() bool, blocked func() error) (err error) {
 		if err = blocked(); err != nil {
 			return 0
 		}
+		if sure {
+			w.noteStarved()
+		}
 		return w.writeWant()
 	})
 	return err

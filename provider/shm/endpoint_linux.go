@@ -47,6 +47,7 @@ type endpoint struct {
 var (
 	_ session.Endpoint   = (*endpoint)(nil)
 	_ session.Withdrawer = (*endpoint)(nil)
+	_ session.Starver    = (*endpoint)(nil)
 )
 
 // newEndpoint makes a slot's next endpoint. The peer does not use the slot: the dialing end's is

@@ -16,6 +16,9 @@ func (e *endpoint) Reserve(least, most int) []byte {
 	return room
 }
 
+// Starved implements session.Starver.
+func (e *endpoint) Starved() bool { return e.out.Starved() }
+
 func (e *endpoint) Commit(n int) { e.afterSending(e.out.Commit(n)) }
 
 func (e *endpoint) ReserveControl(n int) []byte {

@@ -1,13 +1,17 @@
 package containers
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -199,6 +203,94 @@ func TestStalledClientsOfASmallContainer(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// pair connects the process with itself, by a policy, and answers what carries the two ends.
+func (a *agent) pair(args []string) (string, error) {
+	policy := map[string]san.Policy{"prefer": san.Prefer, "require": san.Require}[args[0]]
+	l, err := (&san.ListenConfig{Policy: policy}).Listen(context.Background(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	d := san.Dialer{Policy: policy}
+	d.Options.MoveAtOnce = true
+	for i, connect := range []func() (net.Conn, error){func() (net.Conn, error) { return d.Dial("tcp", l.Addr().String()) }, l.Accept} {
+		if a.ends[i], err = connect(); err != nil {
+			return "", err
+		}
+	}
+	if err := testenv.Await(patience, func() error {
+		if by := a.endsBy(); by != "shm shm" {
+			return errors.New(by)
+		}
+		return nil
+	}); err != nil {
+		return "", err
+	}
+	return a.endsBy(), nil
+}
+
+func (a *agent) endsBy() string {
+	return fmt.Sprint(san.InfoOf(a.ends[0]).Provider, " ", san.InfoOf(a.ends[1]).Provider)
+}
+
+// trade has both ends of what pair connected write 512 KiB, and only then read, in so many seconds.
+// It answers what carries them then, and whether each has got as far.
+func (a *agent) trade(args []string) (string, error) {
+	within, err := time.ParseDuration(args[0] + "s")
+	if err != nil {
+		return "", err
+	}
+	var work sync.WaitGroup
+	var errs [2]error
+	for i, c := range a.ends {
+		c.SetDeadline(time.Now().Add(within))
+		work.Go(func() {
+			const size = 512 << 10
+			if _, errs[i] = c.Write(bytes.Repeat([]byte{byte(i)}, size)); errs[i] != nil {
+				return
+			}
+			got := make([]byte, size)
+			if _, errs[i] = io.ReadFull(c, got); errs[i] == nil && !bytes.Equal(got, bytes.Repeat([]byte{byte(1 - i)}, size)) {
+				errs[i] = errors.New("wrong bytes")
+			}
+		})
+	}
+	work.Wait()
+	err = errors.Join(errs[:]...)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return a.endsBy() + " late", nil
+	}
+	return a.endsBy() + " done", err
+}
+
+// Clients that do not read have used up a process's memory for streams. Two ends that had moved
+// before, and then write before they read, get as far as TCP's do, by TCP. With the policy Require
+// no byte goes there.
+func TestBothWriteBesideStalledClients(t *testing.T) {
+	for _, tt := range []struct {
+		policy, seconds, want string
+	}{
+		{"prefer", "30", "tcp tcp done"},
+		{"require", "4", "shm shm late"},
+	} {
+		t.Run(tt.policy, func(t *testing.T) {
+			const times = min(moreMemory, 4) // more limit is more memory to fill
+			group := newMemoryGroup(t, times*128<<20)
+			here := newPod(t)
+			here.script(t, "ip link set lo up")
+			server, client := here.start(t, nil), here.start(t, nil)
+			group.take(t, server)
+			server.must(t, "pour 127.0.0.1:81", "ok")
+			server.must(t, "pair "+tt.policy, "shm shm")
+			const stalled = times * 80
+			client.must(t, fmt.Sprint("stall 127.0.0.1:81 ", stalled), "stalled ")
+			server.must(t, fmt.Sprint("full ", stalled), "full ")
+			server.must(t, "trade "+tt.seconds, tt.want)
+			server.kill() // it leaves the group
+		})
 	}
 }
 

@@ -139,6 +139,7 @@ type agent struct {
 	listener net.Listener
 	conn     net.Conn // the one that it has dialed
 	stalled  []net.Conn
+	ends     [2]net.Conn   // of the one that pair has made
 	poured   atomic.Int64  // bytes
 	waits    chan struct{} // one for each connection of pour that has no room any more
 	ended    chan string   // what carried an accepted connection, and its error
@@ -154,8 +155,10 @@ var commands = map[string]func(*agent, []string) (string, error){
 	"full":   (*agent).full,
 	"lock":   (*agent).lock,
 	"mapped": (*agent).mapped,
+	"pair":   (*agent).pair,
 	"pour":   (*agent).pour,
 	"stall":  (*agent).stall,
+	"trade":  (*agent).trade,
 }
 
 // listen serves an address, where it sends back all that comes. It answers why connections from

@@ -16,6 +16,7 @@ type extent struct {
 	pages    atomic.Uint64 // likewise: how much of the ring may have memory, at least limit
 	grab     atomic.Uint32 // needed once pages is above Start
 	idleTail uint64        // Shrink's: out.tail when it last looked, or neverLooked
+	starved  bool          // the budget last had nothing left on the way to Sure; the sender's
 }
 
 // Who uses a ring that has grown: nobody, the sender from Reserve to Commit (and for good
@@ -49,6 +50,10 @@ func (x *extent) MayGrow() bool {
 	return x.pages.Load() >= min(Sure, x.max) || x.budget.HasSure()
 }
 
+// Starved reports whether a Reserve that has found no room would have some in a ring of Sure bytes,
+// for which the budget has nothing left. It is one of the sender's methods.
+func (x *extent) Starved() bool { return x.starved }
+
 // tryGrab keeps Shrink from the ring until ungrab. It fails while Shrink is at work.
 func (x *extent) tryGrab() bool {
 	return x.grab.Load() == grabSender || x.grab.CompareAndSwap(grabNobody, grabSender)
@@ -73,7 +78,8 @@ func (x *extent) grow(do *Action) bool {
 		return false
 	}
 	if to > pages {
-		if !x.budget.Take(int64(to-pages), old < Sure) {
+		granted := x.budget.Take(int64(to-pages), old < Sure)
+		if x.starved = !granted && old < Sure; !granted {
 			return false
 		}
 		x.pages.Store(to)
