@@ -17,6 +17,15 @@ func LeaveSAN(c *Conn) error {
 	return c.backLocked()
 }
 
+// Starve has a connection go back to TCP as for lack of the session's memory.
+func Starve(c *Conn) {
+	c.mu.Lock()
+	s := c.session
+	c.strict = false
+	c.mu.Unlock()
+	c.starves(s)
+}
+
 // Leaving reports whether a connection is on its way back to TCP.
 func Leaving(c *Conn) bool {
 	c.mu.Lock()

@@ -285,6 +285,8 @@ func (e *stressEnd) leave(s *stress, r *rand.Rand) {
 		case 1:
 			raw, _ := e.c.SyscallConn()
 			err = raw.Control(func(uintptr) {})
+		case 2, 3, 4:
+			sanconn.Starve(e.c)
 		default:
 			err = sanconn.LeaveSAN(e.c)
 		}
