@@ -1,10 +1,12 @@
 package san
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,7 +28,21 @@ type required struct {
 	mu     sync.Mutex      // guards what follows
 	until  context.Context // of ctx; ends at the deadline, or when there is another one
 	change context.CancelFunc
+	silent []*silent // have a place and are not ready; the oldest first
 }
+
+// silent is a connection that has not moved, mostly as nobody has proposed that yet.
+type silent struct {
+	life    *moving.Life
+	since   time.Time
+	giveWay context.CancelCauseFunc
+}
+
+// patience is how long a connection has its place for itself without a proposal: as long as a
+// dialer's attempt takes.
+const patience = moveTimeout
+
+var errCrowded = &Unavailable{Reason: ReasonResources, Err: errors.New("nobody proposed to move it, and others needed its place")}
 
 // require begins to accept, so that connections move before anybody calls Accept.
 func (l *Listener) require(backlog int) {
@@ -43,14 +59,8 @@ func (l *Listener) require(backlog int) {
 
 func (r *required) serve(l *Listener) {
 	for {
-		select {
-		case r.places <- struct{}{}:
-		case <-r.ctx.Done():
-			return
-		}
 		tcp, err := l.tcp.AcceptTCP()
 		if err != nil {
-			<-r.places
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
@@ -61,8 +71,48 @@ func (r *required) serve(l *Listener) {
 				return
 			}
 		}
+		if !r.place() {
+			tcp.SetLinger(0)
+			tcp.Close()
+			return
+		}
 		r.background.Go(func() { r.await(l, tcp) })
 	}
+}
+
+// place has a place for a connection that has come, and reports whether there is one before Close.
+func (r *required) place() bool {
+	select {
+	case r.places <- struct{}{}:
+		return true
+	default:
+	}
+	for {
+		select {
+		case r.places <- struct{}{}:
+			return true
+		case <-r.ctx.Done():
+			return false
+		case <-time.After(r.makeRoom()):
+		}
+	}
+}
+
+// makeRoom has the oldest connection without a proposal give way: clients that say nothing must
+// not keep others out. A young one's dialer may be slow. It returns after how long to look again.
+func (r *required) makeRoom() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.silent {
+		if left := patience - time.Since(c.since); left > 0 {
+			return left
+		}
+		if c.life.GiveUp() {
+			c.giveWay(errCrowded)
+			break
+		}
+	}
+	return patience
 }
 
 // await waits until a connection has moved, and resets it otherwise.
@@ -70,11 +120,21 @@ func (r *required) await(ln *Listener, tcp *net.TCPConn) {
 	c, h, l := ln.takeOn(tcp)
 	ctx, cancel := context.WithTimeout(r.ctx, requireTimeout)
 	defer cancel()
-	if err := h.Moved(ctx); err == nil {
+	ctx, giveWay := context.WithCancelCause(ctx)
+	defer giveWay(nil)
+	its := &silent{l, time.Now(), giveWay}
+	r.mu.Lock()
+	r.silent = append(r.silent, its)
+	r.mu.Unlock()
+	err := h.Moved(ctx)
+	r.mu.Lock()
+	r.silent = slices.DeleteFunc(r.silent, func(c *silent) bool { return c == its })
+	r.mu.Unlock()
+	if err == nil {
 		r.ready <- c // never blocks: it has a place
 		return
 	} else if r.ctx.Err() == nil {
-		l.Failed(reason.Of(err))
+		l.Failed(reason.Of(cmp.Or(context.Cause(ctx), err)))
 		moving.Count(func(n *moving.Counters) { n.Refused++ })
 	}
 	<-r.places

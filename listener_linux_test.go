@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/moving"
+	"github.com/sanconn/san/sanconn"
 )
 
 func TestListenErrorsAreThoseOfNet(t *testing.T) {
@@ -105,6 +106,87 @@ func TestListenerRequireResetsPlainTCP(t *testing.T) {
 	}
 	_, err = l.Accept()
 	wantOpError(t, err, "accept", net.ErrClosed)
+}
+
+// Where all places are taken, the oldest client that says nothing is reset for a new one, and no other.
+func TestListenerRequireOldestSilentGivesWay(t *testing.T) {
+	onlyShm(t)
+	before := Stats()
+	l := mustListen(t, &ListenConfig{Policy: Require, Backlog: 2}, "tcp", "127.0.0.1:0")
+	var clients []net.Conn
+	for range 2 {
+		p, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		clients = append(clients, p)
+		waitFor(t, "it has a place", func() bool { return l.required.silentFor(0) == len(clients) })
+	}
+	l.required.silentFor(-testTimeout) // as if the test took no time
+	if l.required.makeRoom() <= patience {
+		t.Error("one gives way that has just come")
+	}
+	l.required.silentFor(testTimeout + patience)
+	l.required.mu.Lock()
+	newer := l.required.silent[1]
+	newer.giveWay = func(error) { t.Error("the newer one gives way") }
+	l.required.mu.Unlock()
+	c := mustDial(t, &Dialer{Policy: Require, Options: sanconn.Options{AttemptTimeout: testTimeout}}, l.Addr().String())
+	wantProvider(t, c, "shm")
+	wantProvider(t, mustAccept(t, l), "shm")
+	clients[0].SetDeadline(time.Now().Add(testTimeout))
+	if _, err := clients[0].Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the oldest read %v, want a reset", err)
+	}
+	if after := Stats(); after.Refused == before.Refused || after.Fallbacks[ReasonResources] != before.Fallbacks[ReasonResources]+1 {
+		t.Errorf("%d are refused, for %v", after.Refused-before.Refused, after.Fallbacks)
+	}
+}
+
+// silentFor returns how many connections have a place and are not ready, and has them had it for a while.
+func (r *required) silentFor(d time.Duration) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.silent {
+		s.since = s.since.Add(-d)
+	}
+	return len(r.silent)
+}
+
+// A connection that its dialer has proposed to move keeps its place while the condition decides, and
+// not when that has refused it.
+func TestListenerRequireProposedGivesNoWay(t *testing.T) {
+	onlyShm(t)
+	for _, refusal := range []error{nil, errStranger} {
+		before := Stats()
+		b := blocking{let: make(chan struct{}), err: refusal}
+		l := mustListen(t, &ListenConfig{Policy: Require, Backlog: 1, Condition: b.decide}, "tcp", "127.0.0.1:0")
+		dialed := make(chan error, 1)
+		go func() {
+			c, err := (&Dialer{Policy: Require, Options: sanconn.Options{AttemptTimeout: testTimeout}}).Dial("tcp", l.Addr().String())
+			if err == nil {
+				t.Cleanup(func() { c.Close() })
+			}
+			dialed <- err
+		}()
+		waitFor(t, "the condition is asked", func() bool { return b.calls.Load() > 0 })
+		l.required.silentFor(patience)
+		l.required.makeRoom()
+		close(b.let)
+		if err := <-dialed; (err == nil) != (refusal == nil) || err != nil && reasonOf(err) != ReasonRefused {
+			t.Fatalf("Dial: %v", err)
+		}
+		if refusal == nil {
+			wantProvider(t, mustAccept(t, l), "shm")
+			continue
+		}
+		l.required.makeRoom()
+		waitFor(t, "it is reset", func() bool { return Stats().Refused > before.Refused })
+		if after := Stats(); after.Fallbacks[ReasonResources] == before.Fallbacks[ReasonResources] {
+			t.Errorf("it counts as %v", after.Fallbacks)
+		}
+	}
 }
 
 // The deadline of Accept is net's with each policy.

@@ -13,7 +13,8 @@ const (
 	// Prefer uses a SAN where there is one and TCP otherwise.
 	Prefer Policy = iota
 	// Require uses a SAN or fails. A listener with it resets connections that have not moved
-	// within 10 s, or have had bytes on TCP before.
+	// within 10 s, or have had bytes on TCP before. It is for Dial and Accept: a program, of either
+	// end, that asks for the descriptor later (File, SyscallConn) takes a connection back to TCP.
 	Require
 	// Never uses TCP alone: no SAN is tried or offered.
 	Never

@@ -23,7 +23,8 @@ type Counters struct {
 	// there but could not listen (see Listener.Unavailable).
 	Listeners map[Reason]uint64
 	// Refused counts connections that this process's Listeners with the policy Require have
-	// reset, as they had not moved in time, or not without a byte by TCP.
+	// reset, as they had not moved in time, or not without a byte by TCP, or gave way to others:
+	// see ListenConfig.Backlog.
 	Refused uint64
 }
 

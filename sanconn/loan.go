@@ -27,7 +27,7 @@ var (
 // would otherwise fill a buffer and Write it: at least one byte, up to n. It blocks while
 // there is no room. The caller fills the room from its front and calls Commit; until then
 // other Writes and Reserves wait, and after it the room must not be used. Its errors are those
-// of Write.
+// of Write, and a peer that has closed is found behind the first piece.
 // Until then a connection that has moved does not go back to TCP either: File and Control, of
 // either end, wait for that, and so do then all its Reads and Writes.
 // On TCP the room is a buffer of up to 64 KiB.

@@ -99,6 +99,29 @@ func TestCopyBetweenSocketsIsSpliced(t *testing.T) {
 	}
 }
 
+// A file on TCP is net's, by sendfile, which gives the socket the file's own pages: what is written
+// to these before they are read is what comes. A count of bytes would not tell: sendfile adds to it.
+func TestCopyOfAFileOnTCPIsSendfile(t *testing.T) {
+	const n = 16 << 10 // what the sockets take, without anybody who reads
+	a, b := pipe(t, onTCP, nil)
+	f := fileOf(t, make([]byte, n))
+	if m, err := io.Copy(a, f); m != n || err != nil {
+		t.Fatalf("copied %d of %d, %v", m, n, err)
+	}
+	later := pattern(n)
+	if _, err := f.WriteAt(later, 0); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, n)
+	if _, err := io.ReadFull(b, got); err != nil {
+		t.Fatal(err)
+	}
+	wantBytes(t, got, later)
+	if a.Provider() != "tcp" {
+		t.Errorf("it went by %s", a.Provider())
+	}
+}
+
 // A copy on TCP to what cannot be spliced to has one buffer.
 func TestCopyOnTCPHasOneBuffer(t *testing.T) {
 	a, b := pipe(t, onTCP, nil)

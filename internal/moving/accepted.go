@@ -156,10 +156,14 @@ func (t *taker) take(note []byte) hello.Answer {
 		l.Failed(ErrEnded)
 		return hello.Answer{Code: hello.Stays}
 	}
+	if !l.propose(true) {
+		return hello.Answer{Code: hello.Stays}
+	}
 	switch decided, err := t.condition(l); {
 	case !decided:
 		return hello.Answer{Code: hello.Unknown, Stamp: a.Stamp, Undecided: true}
 	case err != nil:
+		l.propose(false)
 		return hello.Answer{Code: hello.Refused, Stamp: a.Stamp}
 	}
 	t.taken = h.Notes()

@@ -34,6 +34,8 @@ type Life struct {
 	mu      sync.Mutex // guards what follows
 	carrier string     // the provider that it has moved to, and is counted as open on; "": none
 
+	proposed, givenUp bool // its other end has proposed to move, and was not refused; no proposal is taken any more
+
 	decisions map[asked]chan error // of Condition, about proposals that have not had their answer
 }
 
@@ -93,6 +95,22 @@ func (l *Life) leftLocked() {
 		l.carrier = ""
 		Count(func(n *Counters) { n.Open[p]-- })
 	}
+}
+
+// GiveUp reports whether there is no proposal, and then has none taken from now on.
+func (l *Life) GiveUp() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.givenUp = l.givenUp || !l.proposed
+	return l.givenUp
+}
+
+// propose notes whether there is a proposal, and reports whether that may be taken.
+func (l *Life) propose(is bool) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.proposed = is && !l.givenUp
+	return l.proposed
 }
 
 // Failed notes why a connection has not moved.

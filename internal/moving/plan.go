@@ -19,9 +19,10 @@ import (
 
 const (
 	// FirstUse is for how much use a connection by TCP moves: 32 turns, as sanconn counts them.
-	// By then it has cost about as much more than on a SAN as the move costs, so one that ends
-	// soon, or goes on, costs at most twice what was best for it. See docs/PERFORMANCE.md, "When
-	// it pays to move".
+	// By then one of round trips has cost about as much more than on a SAN as the move costs, so one
+	// that ends soon, or goes on, costs at most twice what was best for it. For a stream of large
+	// Writes the move pays later, from 4 to 16 MiB on. See docs/PERFORMANCE.md, "When it pays to
+	// move".
 	FirstUse = 1 << 20
 
 	// A move that fails is tried again after so many times as much use, and so on: a busy connection

@@ -333,8 +333,8 @@ func (e *end) read() {
 		}
 		cut := want > 0 || len(header) > 0
 		switch {
-		case err == io.EOF && cut && e.conn.Provider() != "tcp":
-			e.errorf("a clean end within a frame, by %v", san.InfoOf(e.conn))
+		case err == io.EOF && cut && strings.Contains(e.conn.Debug(), "read by the SAN"): // the other direction may be on TCP
+			e.errorf("a clean end within a frame: %v", e.conn.Debug())
 		case err == io.EOF:
 		case gone(err):
 			e.over.Store(true)
