@@ -160,11 +160,15 @@ func (c *Cache) classify(b []byte) memory {
 }
 
 // worthCaching reports whether memory is to be cached now: declared and watched memory at
-// its first use, other memory after so many.
+// its first use, other memory after so many since it last was.
 func (c *Cache) worthCaching(b []byte, m memory, uses int) bool {
 	if m.kind == Declared || m.kind == Watched {
 		return true
 	}
+	return c.budget.seen.note(c.useOf(b, m)) >= uses
+}
+
+func (c *Cache) useOf(b []byte, m memory) use {
 	u := use{address: addressOf(b), cache: uintptr(unsafe.Pointer(c))}
 	if c.whole(m) {
 		u.address = m.lo
@@ -172,13 +176,13 @@ func (c *Cache) worthCaching(b []byte, m memory, uses int) bool {
 	if m.object != nil {
 		u.object = m.object()
 	}
-	return c.budget.seen.note(u) >= uses
+	return u
 }
 
 // Worth reports whether an Acquire of b with this local access would find it registered, or
 // register it for the cache: it is declared or watched memory, or it was acquired, or looked
-// at by Worth, so many times before (at least 1). Worth registers nothing and does not block. Its error is
-// ErrUnknownMemory, as Acquire's would be.
+// at by Worth, so many times before (at least 1), since it was last to be put into the cache.
+// Worth registers nothing and does not block. Its error is ErrUnknownMemory, as Acquire's would be.
 func (c *Cache) Worth(b []byte, access Access, uses int) (bool, error) {
 	if len(b) == 0 || len(b) > c.config.MaxRegistration || c.config.Disabled || c.closed.Load() {
 		return false, nil

@@ -25,6 +25,9 @@ func (c *Cache) wholeMost() uintptr {
 // promote registers b, and what may be registered with it, for the cache. It returns
 // neither a region nor an error if there is no room.
 func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
+	// What this costs is paid for by uses that were copied. If the region goes, or there is no room
+	// for it, the next one is paid for again: too many buffers are not registered at each use.
+	c.budget.seen.forget(c.useOf(b, m))
 	start := addressOf(b)
 	end := start + uintptr(len(b))
 	lo, hi := start, end

@@ -70,6 +70,42 @@ func TestMemoryIsWorthItWhenItsCopiesHaveCostAsMuch(t *testing.T) {
 	runtime.KeepAlive(b)
 }
 
+// What is evicted has its next registration paid for by copies again, as has what does not fit: too
+// many buffers, or too large ones, are not registered at each use.
+func TestMoreMemoryThanTheBudgetIsMostlyCopied(t *testing.T) {
+	const copies, room, rounds = 3, 16, 40
+	for _, tt := range []struct{ buffers, size int }{
+		{room, 64 << 10}, {room + 1, 64 << 10}, {room + 4, 64 << 10}, {3 * room, 64 << 10}, {1, 4 << 20},
+	} {
+		d := &fakeDevice{}
+		c := newCache(t, d, Config{Budget: NewBudget(room*64<<10, 1024)})
+		buffers := make([][]byte, tt.buffers)
+		for i := range buffers {
+			buffers[i] = make([]byte, tt.size)
+		}
+		copied := 0
+		for range rounds {
+			for _, b := range buffers {
+				if yes, err := c.Worth(b, LocalRead, copies); err != nil {
+					t.Fatal(err)
+				} else if yes {
+					release(t, acquire(t, c, b, LocalRead))
+				} else {
+					copied++
+				}
+			}
+		}
+		n := d.registrations()
+		if n*copies > copied {
+			t.Errorf("%d buffers of %d bytes: %d registrations for %d copies", tt.buffers, tt.size, n, copied)
+		}
+		if n == 0 || tt.buffers == room && n > room {
+			t.Errorf("%d buffers of %d bytes: %d registrations", tt.buffers, tt.size, n)
+		}
+		runtime.KeepAlive(buffers)
+	}
+}
+
 func TestNothingIsWorthItWithoutACache(t *testing.T) {
 	c := newCache(t, &fakeDevice{}, Config{Disabled: true})
 	b := make([]byte, 64<<10)
