@@ -35,7 +35,7 @@ func (s *seen) slot(u use) *atomic.Pointer[counted] {
 	return &s.slots[uint64(u.address^u.cache)*golden>>(64-seenBits)]
 }
 
-// note notes u, and returns how often that was done before, or since forget.
+// note notes u, and returns how often that was done before, or what set has made of it.
 func (s *seen) note(u use) int {
 	slot := s.slot(u)
 	c := slot.Load()
@@ -46,9 +46,9 @@ func (s *seen) note(u use) int {
 	return int(c.times.Add(1) - 1)
 }
 
-// forget has u counted from 0 again.
-func (s *seen) forget(u use) {
+// set has u counted from times on.
+func (s *seen) set(u use, times int64) {
 	if c := s.slot(u).Load(); c != nil && c.use == u {
-		c.times.Store(0)
+		c.times.Store(times)
 	}
 }

@@ -1,7 +1,9 @@
 package regcache
 
 import (
+	"errors"
 	"runtime"
+	"syscall"
 	"testing"
 	"unsafe"
 )
@@ -103,6 +105,57 @@ func TestMoreMemoryThanTheBudgetIsMostlyCopied(t *testing.T) {
 			t.Errorf("%d buffers of %d bytes: %d registrations", tt.buffers, tt.size, n)
 		}
 		runtime.KeepAlive(buffers)
+	}
+}
+
+// Each try with memory that the device does not take costs the process all idle registrations: there
+// are few of them, and Worth tells why.
+func TestWhatTheDeviceRefusesIsSeldomTried(t *testing.T) {
+	stable, err := Declare(make([]byte, 64<<10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stable.Withdraw()
+	for name, b := range map[string][]byte{"heap": make([]byte, 64<<10), "declared": stable.memory} {
+		full := true
+		d := &fakeDevice{onRegister: func(int) error {
+			if full {
+				return syscall.ENOMEM
+			}
+			return nil
+		}}
+		c := newCache(t, d, Config{})
+		tries, told := 0, 0
+		use := func() {
+			worth, err := c.Worth(b, LocalRead, 2)
+			switch {
+			case worth:
+				tries++
+				if r, err := c.Acquire(b, LocalRead); err == nil {
+					release(t, r)
+				} else if !errors.Is(err, syscall.ENOBUFS) {
+					t.Fatal(err)
+				}
+			case err == syscall.ENOBUFS:
+				told++
+			case err != nil:
+				t.Fatal(err)
+			}
+		}
+		for range refusedUses {
+			use()
+		}
+		if s := c.Stats(); tries != 1 || s.Flushes > 2 || told < refusedUses-8 {
+			t.Errorf("%s: %d tries, %d flushes, ENOBUFS %d times of %d", name, tries, s.Flushes, told, refusedUses)
+		}
+		full = false
+		for range 16 {
+			use()
+		}
+		if s := c.Stats(); s.Promoted != 1 {
+			t.Errorf("%s: not registered now that the device takes it: %+v", name, s)
+		}
+		runtime.KeepAlive(b)
 	}
 }
 
