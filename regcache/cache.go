@@ -134,7 +134,7 @@ func (c *Cache) miss(b []byte, access Access) (*Region, error) {
 		c.count(func(s *Stats) { s.Unknown++ })
 		return nil, ErrUnknownMemory
 	}
-	if c.config.Disabled || !c.worthCaching(b, m, 1) {
+	if worth, _ := c.worthCaching(b, m, 1); c.config.Disabled || !worth {
 		return c.once(b, access, nil, &c.stats.Once)
 	}
 	r, err := c.promote(b, access, m)
@@ -160,11 +160,17 @@ func (c *Cache) classify(b []byte) memory {
 }
 
 // worthCaching reports whether memory is to be cached now: declared and watched memory at
-// its first use, other memory after so many.
-func (c *Cache) worthCaching(b []byte, m memory, uses int) bool {
-	if m.kind == Declared || m.kind == Watched {
-		return true
+// its first use, other memory after so many since it last was. ENOBUFS: the device has refused it
+// lately (refusedUses).
+func (c *Cache) worthCaching(b []byte, m memory, uses int) (worth bool, err error) {
+	times := c.budget.seen.note(c.useOf(b, m))
+	if times < 0 {
+		err = syscall.ENOBUFS
 	}
+	return times >= uses || m.kind == Declared || m.kind == Watched, err
+}
+
+func (c *Cache) useOf(b []byte, m memory) use {
 	u := use{address: addressOf(b), cache: uintptr(unsafe.Pointer(c))}
 	if c.whole(m) {
 		u.address = m.lo
@@ -172,13 +178,14 @@ func (c *Cache) worthCaching(b []byte, m memory, uses int) bool {
 	if m.object != nil {
 		u.object = m.object()
 	}
-	return c.budget.seen.note(u) >= uses
+	return u
 }
 
 // Worth reports whether an Acquire of b with this local access would find it registered, or
 // register it for the cache: it is declared or watched memory, or it was acquired, or looked
-// at by Worth, so many times before (at least 1). Worth registers nothing and does not block. Its error is
-// ErrUnknownMemory, as Acquire's would be.
+// at by Worth, so many times before (at least 1), since it was last to be put into the cache.
+// Worth registers nothing and does not block. Its error is ErrUnknownMemory, as Acquire's would be, or
+// syscall.ENOBUFS for memory that the device refused at one of the last 1,024 uses.
 func (c *Cache) Worth(b []byte, access Access, uses int) (bool, error) {
 	if len(b) == 0 || len(b) > c.config.MaxRegistration || c.config.Disabled || c.closed.Load() {
 		return false, nil
@@ -191,9 +198,9 @@ func (c *Cache) Worth(b []byte, access Access, uses int) (bool, error) {
 	if m.kind == Unknown {
 		return false, ErrUnknownMemory
 	}
-	worth := c.worthCaching(b, m, uses)
+	worth, err := c.worthCaching(b, m, uses)
 	runtime.KeepAlive(unsafe.SliceData(b))
-	return worth, nil
+	return worth && err == nil, err
 }
 
 // once registers exactly b for one use, and counts that in count.
@@ -227,9 +234,10 @@ func (c *Cache) registerForPeer(b []byte, access Access) (*Region, error) {
 	}
 	var pin *Region
 	if !c.config.Disabled {
-		pin = c.lookup(b, LocalRead)
-		if pin == nil && c.worthCaching(b, m, 1) {
-			pin, _ = c.promote(b, LocalRead, m) // works without it, too
+		if pin = c.lookup(b, LocalRead); pin == nil {
+			if worth, _ := c.worthCaching(b, m, 1); worth {
+				pin, _ = c.promote(b, LocalRead, m) // works without it, too
+			}
 		}
 	}
 	r, err := c.once(b, access, pin, &c.stats.Exposed)

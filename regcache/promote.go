@@ -1,5 +1,10 @@
 package regcache
 
+import (
+	"errors"
+	"syscall"
+)
+
 const (
 	// A promoted object up to this size is registered as a whole, whatever
 	// part was acquired, so that all later parts of it hit. Registering
@@ -12,6 +17,9 @@ const (
 	// worked through in overlapping steps would otherwise be registered from its
 	// start at each step.
 	mergeGrowth = 4
+	// refusedUses is how often memory that the device refused is used until it is tried again, as
+	// each try costs the process all its idle registrations.
+	refusedUses = 1024
 )
 
 // whole reports whether m is small enough to be registered as a whole.
@@ -25,6 +33,10 @@ func (c *Cache) wholeMost() uintptr {
 // promote registers b, and what may be registered with it, for the cache. It returns
 // neither a region nor an error if there is no room.
 func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
+	// What this costs is paid for by uses that were copied. If the region goes, or there is no room
+	// for it, the next one is paid for again: too many buffers are not registered at each use.
+	u := c.useOf(b, m)
+	c.budget.seen.set(u, 0)
 	start := addressOf(b)
 	end := start + uintptr(len(b))
 	lo, hi := start, end
@@ -42,6 +54,9 @@ func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
 	mr, err := c.register(lo, int(hi-lo), access)
 	if err != nil {
 		c.budget.unreserve(size)
+		if errors.Is(err, syscall.ENOBUFS) {
+			c.budget.seen.set(u, -refusedUses)
+		}
 		return nil, err
 	}
 	r := &Region{cache: c, start: lo, end: hi, access: access, mr: mr, kind: m.kind, proof: m.prove()}

@@ -30,14 +30,25 @@ type counted struct {
 	times atomic.Int64
 }
 
-// note notes u, and returns how often that was done before.
-func (s *seen) note(u use) int {
+func (s *seen) slot(u use) *atomic.Pointer[counted] {
 	const golden = 0x9e3779b97f4a7c15 // 2⁶⁴ over the golden ratio: Fibonacci hashing
-	slot := &s.slots[uint64(u.address^u.cache)*golden>>(64-seenBits)]
+	return &s.slots[uint64(u.address^u.cache)*golden>>(64-seenBits)]
+}
+
+// note notes u, and returns how often that was done before, or what set has made of it.
+func (s *seen) note(u use) int {
+	slot := s.slot(u)
 	c := slot.Load()
 	if c == nil || c.use != u {
 		c = &counted{use: u}
 		slot.Store(c)
 	}
 	return int(c.times.Add(1) - 1)
+}
+
+// set has u counted from times on.
+func (s *seen) set(u use, times int64) {
+	if c := s.slot(u).Load(); c != nil && c.use == u {
+		c.times.Store(times)
+	}
 }

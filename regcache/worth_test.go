@@ -1,7 +1,9 @@
 package regcache
 
 import (
+	"errors"
 	"runtime"
+	"syscall"
 	"testing"
 	"unsafe"
 )
@@ -68,6 +70,93 @@ func TestMemoryIsWorthItWhenItsCopiesHaveCostAsMuch(t *testing.T) {
 		t.Errorf("it was not kept: %+v", s)
 	}
 	runtime.KeepAlive(b)
+}
+
+// What is evicted has its next registration paid for by copies again, as has what does not fit: too
+// many buffers, or too large ones, are not registered at each use.
+func TestMoreMemoryThanTheBudgetIsMostlyCopied(t *testing.T) {
+	const copies, room, rounds = 3, 16, 40
+	for _, tt := range []struct{ buffers, size int }{
+		{room, 64 << 10}, {room + 1, 64 << 10}, {room + 4, 64 << 10}, {3 * room, 64 << 10}, {1, 4 << 20},
+	} {
+		d := &fakeDevice{}
+		c := newCache(t, d, Config{Budget: NewBudget(room*64<<10, 1024)})
+		buffers := make([][]byte, tt.buffers)
+		for i := range buffers {
+			buffers[i] = make([]byte, tt.size)
+		}
+		copied := 0
+		for range rounds {
+			for _, b := range buffers {
+				if yes, err := c.Worth(b, LocalRead, copies); err != nil {
+					t.Fatal(err)
+				} else if yes {
+					release(t, acquire(t, c, b, LocalRead))
+				} else {
+					copied++
+				}
+			}
+		}
+		n := d.registrations()
+		if n*copies > copied {
+			t.Errorf("%d buffers of %d bytes: %d registrations for %d copies", tt.buffers, tt.size, n, copied)
+		}
+		if n == 0 || tt.buffers == room && n > room {
+			t.Errorf("%d buffers of %d bytes: %d registrations", tt.buffers, tt.size, n)
+		}
+		runtime.KeepAlive(buffers)
+	}
+}
+
+// Each try with memory that the device does not take costs the process all idle registrations: there
+// are few of them, and Worth tells why.
+func TestWhatTheDeviceRefusesIsSeldomTried(t *testing.T) {
+	stable, err := Declare(make([]byte, 64<<10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stable.Withdraw()
+	for name, b := range map[string][]byte{"heap": make([]byte, 64<<10), "declared": stable.memory} {
+		full := true
+		d := &fakeDevice{onRegister: func(int) error {
+			if full {
+				return syscall.ENOMEM
+			}
+			return nil
+		}}
+		c := newCache(t, d, Config{})
+		tries, told := 0, 0
+		use := func() {
+			worth, err := c.Worth(b, LocalRead, 2)
+			switch {
+			case worth:
+				tries++
+				if r, err := c.Acquire(b, LocalRead); err == nil {
+					release(t, r)
+				} else if !errors.Is(err, syscall.ENOBUFS) {
+					t.Fatal(err)
+				}
+			case err == syscall.ENOBUFS:
+				told++
+			case err != nil:
+				t.Fatal(err)
+			}
+		}
+		for range refusedUses {
+			use()
+		}
+		if s := c.Stats(); tries != 1 || s.Flushes > 2 || told < refusedUses-8 {
+			t.Errorf("%s: %d tries, %d flushes, ENOBUFS %d times of %d", name, tries, s.Flushes, told, refusedUses)
+		}
+		full = false
+		for range 16 {
+			use()
+		}
+		if s := c.Stats(); s.Promoted != 1 {
+			t.Errorf("%s: not registered now that the device takes it: %+v", name, s)
+		}
+		runtime.KeepAlive(b)
+	}
 }
 
 func TestNothingIsWorthItWithoutACache(t *testing.T) {

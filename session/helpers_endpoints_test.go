@@ -327,11 +327,13 @@ func (e *failingWrites) Write(from []byte, to session.Descriptor, off int, id ui
 	return e.Memory.Write(from, to, off, id)
 }
 
-// failing is a session on such an endpoint.
+// failing is a session on such an endpoint, on which offers do not pay.
 func failing(t *testing.T) (s *session.Session, w *failingWrites, p *raw) {
 	t.Helper()
 	w = new(failingWrites)
-	s, _, p = negotiatedOn(t, buffered, session.Config{}, withMemory(func(m session.Memory) session.Memory {
+	dear := buffered
+	dear.OfferFrom = 1 << 20
+	s, _, p = negotiatedOn(t, dear, session.Config{}, withMemory(func(m session.Memory) session.Memory {
 		w.Memory = m
 		return w
 	}))

@@ -93,7 +93,8 @@ func (o *outOffer) readByPeer(m wire.ReadDone, do *due) {
 var errNotTaken = errors.New("memory cannot be registered for RDMA")
 
 // pays reports whether a large Write of p is to be offered, for all of it, rather than copied:
-// where there is no memory for a send buffer, each is.
+// where there is no memory for a send buffer, each is. Behind one that could not be registered there is
+// less reason to try.
 func (w *writing) pays(p []byte) bool {
 	_, rest := w.plan.toExpose(p)
 	w.txMu.Lock()
@@ -101,7 +102,7 @@ func (w *writing) pays(p []byte) bool {
 	if !w.plan.bufferMayPay {
 		return true
 	}
-	if o := &w.tx.buffer; o.skip > 0 {
+	if o := &w.tx.buffer; o.short && o.skip > 0 {
 		o.skip-- // as in wantInbox, to which a Write that is offered does not come
 		return true
 	}

@@ -26,6 +26,7 @@ type sendBuffer struct {
 	filled  int64      // bytes announced by Fill since the inbox was opened
 	emptied int64      // … read by the peer
 	skip    int        // Writes until the next AskInbox, after memory was short
+	short   bool       // … for the inbox or the send buffer itself, rather than for registering it
 	without int        // bytes of Writes that an inbox would have served, since there was one
 
 	writes  queue[int]    // lengths of RDMA writes under way
@@ -239,7 +240,7 @@ func (t *sender) openBuffer(buf []byte) {
 	if t.buffer.state, t.buffer.buf = bufferOpen, buf; buf == nil {
 		t.stats.noBox++
 		t.leaveInbox()
-		t.buffer.skip = skipShort
+		t.buffer.skip, t.buffer.short = skipShort, true
 	}
 	t.flush()
 }
@@ -249,7 +250,7 @@ func (t *sender) openBuffer(buf []byte) {
 func (t *sender) leaveInbox() (buf []byte) {
 	o := &t.buffer
 	if o.skip = 0; o.state == bufferPlain {
-		o.skip = skipLong
+		o.skip, o.short = skipLong, false
 	}
 	buf = o.release()
 	o.inbox, o.filled, o.emptied, o.without = Descriptor{}, 0, 0, 0
@@ -270,7 +271,7 @@ func (o *sendBuffer) inboxByPeer(d Descriptor, do *due, stats *traffic) {
 	}
 	if d.Len == 0 {
 		stats.noBox++
-		o.state, o.skip = bufferNone, skipShort
+		o.state, o.skip, o.short = bufferNone, skipShort, true
 	} else {
 		o.state, o.inbox = bufferGranted, d
 		do.wake = true // a Write that waits goes on through it

@@ -538,7 +538,7 @@ func TestASendBufferMayComeBehindAbort(t *testing.T) {
 }
 
 // An sendBuffer that cannot be registered any more: what Writes have left there goes as
-// payload, in its place, and so do later Writes, for long.
+// payload, in its place, and so do later Writes, for long: large ones as well, unless their memory pays.
 func TestAnUnregisteredSendBufferGoesAsPayload(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, writes, p := failing(t)
@@ -568,14 +568,20 @@ func TestAnUnregisteredSendBufferGoesAsPayload(t *testing.T) {
 		}
 		rounds := 0
 		for asked := false; !asked && rounds < 2000; rounds++ {
-			w := goWrite(s, data[:10_000])
-			for n := 0; n < 10_000; {
+			size := 10_000
+			if rounds%8 == 1 {
+				size = 100_000
+			}
+			w := goWrite(s, pattern(size))
+			for n := 0; n < size; {
 				switch m := p.recv(); m[0] {
 				case tData:
 					n += len(m) - header
 					p.send(tCredit, 0)
 				case tAskInbox:
 					asked = true
+				case tOfferRead:
+					t.Fatalf("Write %d, of %d bytes, is offered", rounds, size)
 				}
 			}
 			within(t, w)

@@ -18,8 +18,9 @@ import (
 // And what decides whether that memory is registered: a copy is paid with each Write, a
 // registration once for all that follow, whose number is unknown. Copying until that has cost as
 // much as registering costs at most twice the least (the ski rental problem; Karlin et al.,
-// Competitive Snoopy Caching, Algorithmica 3, 1988), where that is within mostCopies. To bind a
-// window on top costs little beside a copy of measureBytes, and is not measured.
+// Competitive Snoopy Caching, Algorithmica 3, 1988), where that is within mostCopies. What the cache
+// has evicted is paid for anew. To bind a window on top costs little beside a copy of measureBytes,
+// and is not measured.
 
 const (
 	// offerIdle is what an offer takes beside the bytes: two round trips of 4 µs, and what both

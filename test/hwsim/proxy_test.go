@@ -65,7 +65,7 @@ func transport(t *testing.T) *http.Transport {
 }
 
 // A reverse proxy with buffers of the arena writes answers from where it has read them, by their
-// readers' RDMA reads, and registers nothing for it.
+// readers' RDMA reads, and registers nothing for it, once what serves all has been registered.
 func TestReverseProxy(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return // TestProxysBuffers runs it
@@ -83,6 +83,7 @@ func TestReverseProxy(t *testing.T) {
 	}, func(c net.Conn) { conn.Store(c.(*sanconn.Conn)) })
 	client := &http.Client{Transport: transport(t), Timeout: patience}
 	testenv.Eventually(t, patience, func() error { // the connections move, windows come on
+		before := regcache.DefaultBudget().Stats().Registrations
 		answer, err := client.Get(front.String())
 		if err != nil {
 			t.Fatal(err)
@@ -97,6 +98,9 @@ func TestReverseProxy(t *testing.T) {
 		}
 		if st.DirectBytesSent == 0 {
 			return fmt.Errorf("nothing of %d bytes left the proxy's own memory", st.BytesSent)
+		}
+		if n := regcache.DefaultBudget().Stats().Registrations - before; n > 0 {
+			return fmt.Errorf("%d registrations for an answer", n)
 		}
 		return nil
 	})

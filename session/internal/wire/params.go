@@ -40,7 +40,7 @@ var ErrVersion = errors.New("another version of the protocol")
 // Put writes a Negotiate message to b.
 func (p Params) Put(b []byte) {
 	clear(b[:NegotiateLen])
-	Header{Type: TypeNegotiate}.Put(b)
+	Header{Type: typeNegotiate}.Put(b)
 	b = b[HeaderLen:]
 	le.PutUint32(b, magic)
 	le.PutUint16(b[4:], p.Version)
@@ -52,7 +52,7 @@ func (p Params) Put(b []byte) {
 // ParseParams reads a Negotiate message. The error wraps ErrVersion if the message is one,
 // but of another version.
 func ParseParams(m []byte) (Params, error) {
-	if len(m) < NegotiateLen || Type(m[0]) != TypeNegotiate || le.Uint32(m[HeaderLen:]) != magic {
+	if len(m) < NegotiateLen || Type(m[0]) != typeNegotiate || le.Uint32(m[HeaderLen:]) != magic {
 		return Params{}, fmt.Errorf("a first message of %d bytes that is no negotiation", len(m))
 	}
 	b := m[HeaderLen:]

@@ -13,7 +13,7 @@ const OfferReadLen = HeaderLen + idLen + descriptorLen
 // Flags are its header's, about the memory.
 func (m OfferRead) Flags() uint8 {
 	if m.Memory.Returnable {
-		return FlagReturnable
+		return flagReturnable
 	}
 	return 0
 }
@@ -30,7 +30,7 @@ func ParseOfferRead(b []byte) (OfferRead, error) {
 		return OfferRead{}, tooShort(b)
 	}
 	m := OfferRead{ID: le.Uint32(b[HeaderLen:]), Memory: parseDescriptor(b[HeaderLen+idLen:])}
-	m.Memory.Returnable = HeaderOf(b).Flags&FlagReturnable != 0
+	m.Memory.Returnable = HeaderOf(b).Flags&flagReturnable != 0
 	return m, nil
 }
 

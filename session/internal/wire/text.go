@@ -4,7 +4,7 @@ import "fmt"
 
 // names are the types' names in docs/PROTOCOL.md.
 var names = map[Type]string{
-	TypeNegotiate: "Negotiate", TypeData: "Data", TypeCredit: "Credit", TypeOfferRead: "OfferRead",
+	typeNegotiate: "Negotiate", TypeData: "Data", TypeCredit: "Credit", TypeOfferRead: "OfferRead",
 	TypeReadDone: "ReadDone", TypeCancelRead: "CancelRead", TypeShutdown: "Shutdown", TypeClose: "Close",
 	TypeCloseAck: "CloseAck", TypeAbort: "Abort", TypePing: "Ping", TypePong: "Pong", TypeUrgent: "Urgent",
 	TypeRefuse: "Refuse", TypeAskInbox: "AskInbox", TypeInbox: "Inbox", TypeFill: "Fill",
@@ -28,7 +28,7 @@ func Text(m []byte) string {
 	}
 	b := fmt.Appendf(nil, "%v len=%d credit=%d", h.Type, len(m), h.Credit)
 	switch h.Type {
-	case TypeNegotiate:
+	case typeNegotiate:
 		p, e := ParseParams(m)
 		b, err = fmt.Appendf(b, " version=%d credits=%d maxmessage=%d caps=%#x", p.Version, p.Credits, p.MaxMessage, p.Caps), e
 	case TypeOfferRead:

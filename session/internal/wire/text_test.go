@@ -58,7 +58,7 @@ func TestTextAndStream(t *testing.T) {
 		{withHeader(h(TypeData, FlagMore), HeaderLen, func([]byte) {}), "Data len=8 credit=7 more", 0, false},
 		{withHeader(h(TypeOfferRead, 0), OfferReadLen+3, OfferRead{12, d}.Put), "OfferRead len=43 credit=7 id=12 memory=1000 key=0x1f07", 3, false},
 		{withHeader(h(TypeOfferRead, FlagMore), OfferReadLen, OfferRead{12, d}.Put), "OfferRead len=40 credit=7 id=12 memory=1000 key=0x1f07 more", 0, false},
-		{withHeader(h(TypeOfferRead, FlagMore|FlagReturnable), OfferReadLen, OfferRead{12, d}.Put), "OfferRead len=40 credit=7 id=12 memory=1000 key=0x1f07 returnable more", 0, false},
+		{withHeader(h(TypeOfferRead, FlagMore|flagReturnable), OfferReadLen, OfferRead{12, d}.Put), "OfferRead len=40 credit=7 id=12 memory=1000 key=0x1f07 returnable more", 0, false},
 		{credited(ReadDone{ID: 12, Flags: 0, Count: 900}.Control()), "ReadDone len=24 credit=7 id=12 count=900", 900, true},
 		{credited(ReadDone{ID: 12, Flags: FlagGone, Count: 0}.Control()), "ReadDone len=24 credit=7 id=12 count=0 gone", 0, true},
 		{credited(Cancel(TypeCancelRead, 12)), "CancelRead len=16 credit=7 id=12", 0, false},

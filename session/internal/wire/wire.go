@@ -13,7 +13,7 @@ import (
 type Type uint8
 
 const (
-	TypeNegotiate  Type = 1
+	typeNegotiate  Type = 1
 	TypeData       Type = 2
 	TypeCredit     Type = 3
 	TypeOfferRead  Type = 4
@@ -41,7 +41,7 @@ const (
 	FlagMore = 1 << 0 // Data, Fill, OfferRead: the Write goes on after this message
 	FlagGone = 1 << 1 // ReadDone: the reader has closed
 
-	FlagReturnable = 1 << 1 // OfferRead: the provider may give the access back with ReadDone
+	flagReturnable = 1 << 1 // OfferRead: the provider may give the access back with ReadDone
 )
 
 // More is FlagMore if more is true.

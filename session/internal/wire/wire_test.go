@@ -68,7 +68,7 @@ func parsed(m []byte) (again []byte, ok bool) {
 		return nil, false
 	}
 	switch h.Type {
-	case TypeNegotiate:
+	case typeNegotiate:
 		return reparsed(m, NegotiateLen, ParseParams, Params.Put)
 	case TypeOfferRead:
 		return reparsed(m, OfferReadLen, ParseOfferRead, OfferRead.Put)
@@ -125,7 +125,7 @@ func FuzzMessage(f *testing.F) {
 		if !ok {
 			return
 		}
-		if len(first) > len(m) && Type(m[0]) != TypeNegotiate {
+		if len(first) > len(m) && Type(m[0]) != typeNegotiate {
 			t.Fatalf("% x was understood though it is shorter than % x", m, first)
 		}
 		second, ok := parsed(first)
