@@ -45,6 +45,32 @@ func TestAddressesAreAsLongAsNets(t *testing.T) {
 	}
 }
 
+// An error says by which network the connection was made: "tcp4" is no "tcp".
+func TestErrorsNameTheNetwork(t *testing.T) {
+	onlyShm(t)
+	for network, on := range map[string]string{"tcp": "127.0.0.1:0", "tcp4": "127.0.0.1:0", "tcp6": "[::1]:0"} {
+		l := mustListen(t, &ListenConfig{Policy: Require}, network, on)
+		c, err := (&Dialer{Policy: Require}).Dial(network, l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		s := mustAccept(t, l)
+		wantProvider(t, c, shm.Name)
+		for _, end := range []net.Conn{c, s} {
+			end.SetDeadline(time.Unix(1, 0))
+			_, rerr := end.Read(make([]byte, 1))
+			_, werr := end.Write(make([]byte, 1))
+			end.Close()
+			for _, err := range []error{rerr, werr, end.SetDeadline(time.Time{}), end.Close()} {
+				if oe, ok := err.(*net.OpError); !ok || oe.Net != network {
+					t.Errorf("%s: %v", network, err)
+				}
+			}
+		}
+	}
+}
+
 // A process may have any number of listeners: connections to each move.
 func TestManyListeners(t *testing.T) {
 	onlyShm(t)

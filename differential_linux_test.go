@@ -445,7 +445,7 @@ var diffExceptions = []diffException{
 	{"sanconn.Conn.CloseRead: SyscallConn's Read shows the end from then on, whatever has come", func(d *difference) bool {
 		return d.on("Look") && d.before(d.call.end, "CloseRead") && d.got == "the end, <nil>"
 	}},
-	{"sanconn.Conn.File, SyscallConn's Read: they fail where bytes that came by the SAN are unread and cannot be returned", func(d *difference) bool {
+	{"sanconn.Conn.File: it fails where bytes that came by the SAN are unread and cannot be returned; SyscallConn's Read where TCP's come before them", func(d *difference) bool {
 		return d.on("File", "Look", "RawRead") && strings.Contains(d.got, "have not been read") && d.unread()
 	}},
 	{"sanconn.Conn.File, SyscallConn: they fail once a connection that has moved was reset", func(d *difference) bool {

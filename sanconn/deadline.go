@@ -33,7 +33,7 @@ func (d *deadline) set(c *Conn, t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed.Load() {
-		return &net.OpError{Op: opSet, Net: "tcp", Addr: c.LocalAddr(), Err: net.ErrClosed}
+		return &net.OpError{Op: opSet, Net: c.network(), Addr: c.LocalAddr(), Err: net.ErrClosed}
 	}
 	d.want = t
 	err := d.apply(c.tcp)

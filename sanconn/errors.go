@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"reflect"
 	"syscall"
 
 	"github.com/sanconn/san/session"
@@ -49,9 +50,9 @@ func (c *Conn) opError(op string, err error) error {
 		err = os.NewSyscallError(op, errno)
 	}
 	if op == opRawControl { // as net has it
-		return &net.OpError{Op: op, Net: "tcp", Addr: c.LocalAddr(), Err: err}
+		return &net.OpError{Op: op, Net: c.network(), Addr: c.LocalAddr(), Err: err}
 	}
-	return &net.OpError{Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
+	return &net.OpError{Op: op, Net: c.network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }
 
 // copyError is an error of ReadFrom or WriteTo, of which net tells the operation besides that in
@@ -60,5 +61,17 @@ func (c *Conn) copyError(op string, err error) error {
 	if oe, ok := err.(*net.OpError); err == nil || err == io.EOF || ok && oe.Op == op { // of TCP
 		return err
 	}
-	return &net.OpError{Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
+	return &net.OpError{Op: op, Net: c.network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
+}
+
+// network is what the connection was dialed by, or its listener opened: "tcp", "tcp4" or "tcp6". Net
+// has it in its errors, and tells nobody.
+func (c *Conn) network() string {
+	fd := reflect.Indirect(reflect.ValueOf(c.tcp).Elem().FieldByName("fd"))
+	if fd.Kind() == reflect.Struct {
+		if network := fd.FieldByName("net"); network.Kind() == reflect.String {
+			return network.String()
+		}
+	}
+	return "tcp"
 }

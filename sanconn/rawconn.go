@@ -12,8 +12,8 @@ import (
 )
 
 // SyscallConn returns a RawConn of TCP's descriptor, to which the connection goes back first
-// if it has moved. Its methods fail where File does, but Control and Write not because
-// bytes have not been read.
+// if it has moved. Its methods fail where File does, but not because bytes have not been read:
+// Read shows its function these by a socket of their own.
 //
 // Behind Control it may move, once its own Read and Write have been used for as much as at its
 // beginning, at an accepted end for half as much, if TCP has carried no byte that these do not know
@@ -185,6 +185,32 @@ func (r *rawConn) emptyTCP() (empty bool, err error) {
 	return empty, nil
 }
 
+// showHeld shows f the bytes that were taken from a carrier and not read, which TCP's descriptor
+// cannot have: those of a peer that has closed, for one. in.op is held.
+func (r *rawConn) showHeld(f func(fd uintptr) (done bool)) (done bool, err error) {
+	c := r.c
+	for c.in.holds() {
+		if most, err := c.in.beforeLocked(c); err != nil || most > 0 { // TCP's come before them
+			return false, errUnread
+		}
+		c.mu.Lock()
+		err := c.in.deadline.passed(c)
+		c.mu.Unlock()
+		if err != nil {
+			return false, err
+		}
+		took, done, err := showBytes(c.in.front, f)
+		c.in.take(took)
+		switch {
+		case done || err != nil:
+			return done, err
+		case took == 0:
+			return false, errUnread // it waits for more than these
+		}
+	}
+	return false, nil
+}
+
 // readTCP is Read on TCP, once unless the function may wait, and does not read by syscall.Read.
 func (r *rawConn) readTCP(f func(fd uintptr) (done bool), waits bool) (done bool, err error) {
 	c := r.c
@@ -193,8 +219,8 @@ func (r *rawConn) readTCP(f func(fd uintptr) (done bool), waits bool) (done bool
 	l := r.lendingLocked()
 	c.in.op.Lock()
 	defer c.in.unlock(c)
-	if c.in.holds() {
-		return false, errUnread
+	if done, err = r.showHeld(f); done || err != nil {
+		return done, err
 	}
 	l.f, l.session, l.most, l.tells, l.ended, l.done = f, nil, 1<<62, nil, nil, false
 	c.mu.Lock()

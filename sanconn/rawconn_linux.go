@@ -27,16 +27,39 @@ var (
 func (s *sharedSocket) show(f func(fd uintptr) (done bool)) (done bool, err error) {
 	s.mu.Lock()
 	if !s.made {
-		s.pair, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		s.pair, err = socketPair()
 		if s.made = err == nil; s.made && s.ended {
 			unix.Close(s.pair[1])
 		}
 	}
 	s.mu.Unlock()
 	if err != nil {
-		return false, os.NewSyscallError("socketpair", err)
+		return false, err
 	}
 	return f(uintptr(s.pair[0])), nil
+}
+
+func socketPair() (pair [2]int, err error) {
+	pair, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	return pair, os.NewSyscallError("socketpair", err)
+}
+
+// showBytes calls f with a socket of its own that has these bytes, or as many as it can hold, and
+// returns how many f has taken.
+func showBytes(b []byte, f func(fd uintptr) (done bool)) (took int, done bool, err error) {
+	pair, err := socketPair()
+	if err != nil {
+		return 0, false, err
+	}
+	defer unix.Close(pair[0])
+	defer unix.Close(pair[1])
+	n, err := unix.Write(pair[1], b)
+	if err != nil {
+		return 0, false, os.NewSyscallError("write", err)
+	}
+	done = f(uintptr(pair[0]))
+	left, err := unix.IoctlGetInt(pair[0], unix.TIOCINQ)
+	return n - left, done, os.NewSyscallError("ioctl", err)
 }
 
 // waits reports whether a read (POLLIN) or a write (POLLOUT) would have to wait. It reads nothing,

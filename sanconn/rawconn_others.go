@@ -17,6 +17,10 @@ func (*sharedSocket) show(func(fd uintptr) (done bool)) (done bool, err error) {
 	return false, errors.ErrUnsupported
 }
 
+func showBytes([]byte, func(fd uintptr) (done bool)) (took int, done bool, err error) {
+	return 0, false, errors.ErrUnsupported
+}
+
 func nothingIn(int) bool { return false }
 
 // queued is how many bytes have come that were not read.

@@ -167,6 +167,12 @@ func TestBuild(t *testing.T) {
 	})
 }
 
+// TestBubble has connections in a bubble of testing/synctest, which are plain, beside one outside.
+func TestBubble(t *testing.T) {
+	t.Setenv("SAN_MOVE", "now")
+	sanIn(t, program(t, "bubble", "go 1.26"), "test", "-count=1", ".")
+}
+
 // TestBeside has the library's own connections, copies of descriptors and what is not TCP beside
 // connections of package net.
 func TestBeside(t *testing.T) {
