@@ -23,10 +23,13 @@ import (
 // follows is random, so that nobody can take one in advance.
 func prefixOf(dir string, port uint16) string {
 	if dir != "" {
-		return fmt.Sprintf("san-shm-%d-%d-", version, port)
+		return fmt.Sprintf("%s%d-", anyPort, port)
 	}
 	return fmt.Sprintf("@san-shm/%d/%d/", version, port)
 }
+
+// anyPort begins all names in a directory.
+var anyPort = fmt.Sprintf("san-shm-%d-", version)
 
 // Names returns the names of a port that processes of this host have, in no order: those that may be
 // the user uid's, by what the kernel says; with cfg.Dir, all in that directory.
