@@ -80,10 +80,16 @@ func (q Search) Run(ctx context.Context) error {
 	if done {
 		return why
 	}
-	for range listings {
-		names, err := shm.Names(ctx, q.At.Peer.Port(), q.User, shm.Config{Dir: q.At.Dir})
-		if err != nil && !found {
-			return err
+	for listed := range 1 + listings {
+		// Those that there are links with first: they may be all, and to list the host's sockets may take
+		// longer than to ask.
+		names := shm.Linked(q.At.Peer.Port(), q.User, shm.Config{Dir: q.At.Dir})
+		if listed > 0 {
+			var err error
+			names, err = shm.Names(ctx, q.At.Peer.Port(), q.User, shm.Config{Dir: q.At.Dir})
+			if err != nil && !found {
+				return err
+			}
 		}
 		names = slices.DeleteFunc(names, func(name string) bool { return slices.Contains(asked, name) })
 		rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
@@ -91,12 +97,12 @@ func (q Search) Run(ctx context.Context) error {
 		// Those that may have been stopped come last: there may be time for some alone.
 		for _, silent := range []bool{false, true} {
 			for _, name := range names {
-				if !done && slices.Contains(hint.Silent, name) == silent {
+				if !done && slices.Contains(hint.Silent, name) == silent && !(silent && listed == 0) {
 					ask(name)
 				}
 			}
 		}
-		if done || errors.Is(why, hello.ErrUnknown) {
+		if done || listed > 0 && errors.Is(why, hello.ErrUnknown) {
 			break
 		}
 	}

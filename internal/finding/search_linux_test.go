@@ -218,6 +218,47 @@ func TestWhoIsAsked(t *testing.T) {
 	}
 }
 
+// Those that there are links with are asked before names are listed, and others where none of them has
+// the connection.
+func TestLinkedAreAskedFirst(t *testing.T) {
+	const port, none = 7, -1
+	at := Here(0, port)
+	defer Note(at, func(h *Hint) { *h = Hint{} })
+	asked := make(chan int, 1)
+	open := func(which int) {
+		l, err := shm.Listen(port, shm.Config{}, func(ep session.Endpoint) { drop(ep); asked <- which })
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+	}
+	search := func(has ...int) (order []int) {
+		Note(at, func(h *Hint) { *h = Hint{} })
+		Search{At: at, To: netip.AddrPortFrom(netip.IPv6Loopback(), port), User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
+			defer drop(ep)
+			which := <-asked
+			if order = append(order, which); slices.Contains(has, which) {
+				return nil
+			}
+			return &session.Unavailable{Reason: session.ReasonNoListener, Err: hello.ErrUnknown}
+		}}.Run(t.Context())
+		return order
+	}
+	open(0)
+	open(1)
+	for len(search(none)) < 2 {
+	}
+	open(2)
+	for range 20 {
+		if order := search(0, 1); len(order) != 1 || order[0] == 2 {
+			t.Errorf("these were asked: %d", order)
+		}
+	}
+	if order := search(2); len(order) != 3 || order[2] != 2 {
+		t.Errorf("these were asked for what the last one has: %d", order)
+	}
+}
+
 // A search asks no more than MostNames, though somebody has made others by which nobody answers.
 func TestNamesWithoutEnd(t *testing.T) {
 	const port, many = 5, 3 * shm.MostNames

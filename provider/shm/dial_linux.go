@@ -27,10 +27,7 @@ func Dial(ctx context.Context, port uint16, name string, uid uint32, cfg Config)
 	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.timeout)
 	defer cancel()
-	key := linkKey{port: port, name: name, dir: cfg.Dir}
-	if cfg.Dir == "" {
-		key.namespace, key.user = NetworkNamespace(), uid
-	}
+	key := keyOf(port, name, uid, cfg)
 	if err := ctx.Err(); err != nil {
 		return nil, unavailable(err)
 	}
@@ -46,6 +43,14 @@ func Dial(ctx context.Context, port uint16, name string, uid uint32, cfg Config)
 		return nil, unavailable(err)
 	}
 	return e, nil
+}
+
+func keyOf(port uint16, name string, uid uint32, cfg Config) linkKey {
+	key := linkKey{port: port, name: name, dir: cfg.Dir}
+	if cfg.Dir == "" {
+		key.namespace, key.user = NetworkNamespace(), uid
+	}
+	return key
 }
 
 // locate finds a link with the process.

@@ -3,6 +3,7 @@ package shm
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -84,8 +85,8 @@ func (d directory) names(prefix string) ([]string, error) {
 	return slices.DeleteFunc(files, func(name string) bool { return !strings.HasPrefix(name, prefix) }), err
 }
 
-// takeFile takes a name in a directory, and removes others with its prefix whose processes have died.
-// giveUp has to be called when nobody accepts any more.
+// takeFile takes a name in a directory, and removes others whose processes have died. giveUp has to be
+// called when nobody accepts any more.
 func takeFile(dir, prefix, name string) (u *net.UnixListener, giveUp func(), err error) {
 	d, err := openDirectory(dir)
 	if err != nil {
@@ -102,8 +103,10 @@ func takeFile(dir, prefix, name string) (u *net.UnixListener, giveUp func(), err
 	}, nil
 }
 
-// clean removes the names under which nobody listens, which do not come again. One under which
-// somebody does refuses a socket of another type for that.
+// clean removes names under which nobody listens, which do not come again. One under which somebody
+// does refuses a socket of another type for that. It looks at MostNames, first at those of the port, and
+// then by chance at any, since many ports are nobody's again: so where more than one in MostNames is of
+// a process that died, it takes more away than its caller may leave.
 func (d directory) clean(prefix string) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -111,17 +114,20 @@ func (d directory) clean(prefix string) {
 	}
 	defer unix.Close(fd)
 	files, _ := d.Readdirnames(-1)
+	rand.Shuffle(len(files), func(i, j int) { files[i], files[j] = files[j], files[i] })
 	looks := MostNames
-	for _, name := range files {
-		unfinished := strings.HasPrefix(name, "."+prefix)
-		if looks == 0 || !unfinished && !strings.HasPrefix(name, prefix) {
-			continue
-		}
-		looks--
-		if unfinished {
-			d.removeOld(name)
-		} else if unix.Connect(fd, &unix.SockaddrUnix{Name: d.path(name)}) == unix.ECONNREFUSED {
-			unix.Unlinkat(d.fd(), name, 0)
+	for _, prefix := range []string{prefix, anyPort} {
+		for _, name := range files {
+			unfinished := strings.HasPrefix(name, "."+prefix)
+			if looks == 0 || !unfinished && !strings.HasPrefix(name, prefix) {
+				continue
+			}
+			looks--
+			if unfinished {
+				d.removeOld(name)
+			} else if unix.Connect(fd, &unix.SockaddrUnix{Name: d.path(name)}) == unix.ECONNREFUSED {
+				unix.Unlinkat(d.fd(), name, 0)
+			}
 		}
 	}
 }

@@ -235,6 +235,33 @@ func TestNameOfAKilledProcess(t *testing.T) {
 	meetIn(t, dir, l)
 }
 
+// So do those of other ports, on which nobody may ever listen again.
+func TestNamesOfKilledProcessesOfOtherPorts(t *testing.T) {
+	leaks(t)
+	dir, port := t.TempDir(), freePort(t)
+	live := listenAt(t, freePort(t), Config{Dir: dir})
+	const many = 3 * MostNames
+	for i := range many {
+		l, err := net.Listen("unixpacket", filepath.Join(dir, fmt.Sprintf("%s%016x", prefixOf(dir, uint16(i)), i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.(*net.UnixListener).SetUnlinkOnClose(false)
+		l.Close()
+	}
+	for range 20 * many / MostNames {
+		l, err := Listen(port, Config{Dir: dir}, end)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+	}
+	if got := files(t, dir); !slices.Equal(got, []string{live.name}) {
+		t.Errorf("of %d there are %q", many, got)
+	}
+	meetIn(t, dir, live)
+}
+
 // What a process leaves that is killed while it makes a name, the next one of the port removes, unless
 // it may still be at work; and nothing that a link leads to.
 func TestUnfinishedNames(t *testing.T) {

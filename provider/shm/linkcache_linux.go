@@ -52,12 +52,7 @@ func (c *linkCache) get(ctx context.Context, key linkKey, cfg Config) (*link, er
 	entry, beside := c.links[key], 0
 	first := entry == nil || entry.ended()
 	if first {
-		for k := range c.links {
-			other := k.name != key.name
-			if k.name = key.name; other && k == key {
-				beside++
-			}
-		}
+		beside = len(c.besideLocked(key))
 		entry = &linkEntry{ready: make(chan struct{})}
 		c.links[key] = entry
 	}
@@ -74,6 +69,17 @@ func (c *linkCache) get(ctx context.Context, key linkKey, cfg Config) (*link, er
 	case <-ctx.Done():
 		return nil, unavailable(ctx.Err())
 	}
+}
+
+// besideLocked returns the other names of a name's port and user that there are links by.
+func (c *linkCache) besideLocked(key linkKey) (names []string) {
+	for k := range c.links {
+		name := k.name
+		if k.name = key.name; name != key.name && k == key {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // begin connects here, in the caller's network namespace, and goes on in the background.

@@ -67,7 +67,7 @@ func TestListenerLooksWithoutDescriptors(t *testing.T) {
 	}
 	defer l.Close()
 	had := len(l.addrs())
-	testenv.WithoutDescriptors(t, func() { err = l.refresh() })
+	testenv.WithoutDescriptors(t, func() { err = l.refresh(true) })
 	if reasonOf(err) != session.ReasonResources || l.Waiting() != nil || len(l.addrs()) != had {
 		t.Errorf("%v, waits for %v, listens on %v, and had %d addresses", err, l.Waiting(), l.addrs(), had)
 	}

@@ -39,7 +39,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"ready endpoints without trust", "seed=34,profile=bnxt_re", "^TestReadyWithoutTrust$", ""},
 	{"ready endpoints behind the probe", "seed=31", "^TestReadyBehindTheProbe$", ""},
 	{"ready endpoints on iWARP", "seed=30,profile=irdma-iwarp", "^TestReady$/^(domains|a_shared)", ""},
-	{"one listener after another", "seed=12", "^(TestListenerTakesOver|TestListenerThatWaitsIsClosed|TestListenerWithoutDescriptors|TestListenerLooksWithoutDescriptors)$", ""},
+	{"one listener after another", "seed=12", "^(TestListenerTakesOver|TestListenerThatWaitsIsClosed|TestListenerThatWaitsDoesNotLook|TestListenerWithoutDescriptors|TestListenerLooksWithoutDescriptors)$", ""},
 	{"confirmations lost", "seed=5,lost_rtu=100,cm_timeout_ms=10000", "^TestConfirmationLost$", ""},
 	{"a busy subnet manager", "seed=6,profile=mlx5-ib,sm_loss=70", "^TestManyAtATime$", ""},
 	{"InfiniBand without rdma_cm", "seed=9,profile=mlx5-ib,grh", "^TestInfiniBandWithoutCM$", ""},

@@ -25,7 +25,7 @@ func interfaceFrom(link netlink.Link, err error) (*net.Interface, error) {
 		return nil, err
 	}
 	a := link.Attrs()
-	return &net.Interface{Index: a.Index, MTU: a.MTU, Name: a.Name, HardwareAddr: a.HardwareAddr}, nil
+	return &net.Interface{Index: a.Index, MTU: a.MTU, Name: a.Name, HardwareAddr: a.HardwareAddr, Flags: a.Flags}, nil
 }
 
 // indexesOf are those of the interfaces that have an address.

@@ -4,6 +4,8 @@ import (
 	"net"
 	"net/netip"
 	"testing"
+
+	"github.com/sanconn/san/internal/rdmalink"
 )
 
 // Whose an address is, and what an interface is like, is as package net has it.
@@ -67,12 +69,15 @@ func BenchmarkInterfaces(b *testing.B) {
 			last = a.Unmap()
 		}
 	}
+	rdmalink.Simulated = map[string]string{"lo": "sim0"}
+	b.Cleanup(func() { rdmalink.Simulated = nil })
 	for _, bench := range []struct {
 		name string
 		call func() error
 	}{
 		{"route", func() error { _, err := Route{}.leavesBy(last); return err }},
 		{"address", func() error { _, err := interfaceOf(last); return err }},
+		{"served", func() error { _, err := servedAddresses(netip.IPv4Unspecified(), false); return err }},
 	} {
 		b.Run(bench.name, func(b *testing.B) {
 			for b.Loop() {

@@ -31,6 +31,9 @@ type Listener struct {
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
+	found  []netip.Addr // what should be listened on; refresh's, which one goroutine at a time calls
+	looked time.Time    // when that was found; zero: the last look was in vain
+
 	lost   chan struct{}            // has a token when an id has lost its device
 	mu     sync.Mutex               // guards what follows
 	ids    map[netip.Addr]*listenID // by served address

@@ -30,7 +30,8 @@ const (
 	// unnoticed, as the kernel's route messages do not show it.
 	retryTime = 100 * time.Millisecond
 	// Where another process has the port, or there is no room, it stays retryTime: no event tells
-	// the end of that, and looking costs a few system calls.
+	// the end of that, and trying costs a few system calls. Looking which addresses there are costs
+	// milliseconds on nodes of containers: so it is left to rescanTime, and to what the kernel reports.
 	rescanTime = 30 * time.Second
 )
 
@@ -45,23 +46,23 @@ func (l *Listener) follow() error {
 		return l.followExchange()
 	}
 	changed, _ := watchAddresses(l.ctx) // nil: every rescanTime will do
-	err := l.refresh()
+	err := l.refresh(true)
 	if why := l.Waiting(); why != nil && !reason.Is(why, session.ReasonResources) {
 		return why
 	}
-	l.work.Go(func() { l.keepUp(changed, err != nil) })
+	l.work.Go(func() { l.keepUp(changed, err) })
 	return nil
 }
 
 // keepUp calls refresh when something has changed, and now and then, until the
-// listener ends. missing: an address is not listened on that should be.
-func (l *Listener) keepUp(changed <-chan struct{}, missing bool) {
+// listener ends. err is the last refresh's.
+func (l *Listener) keepUp(changed <-chan struct{}, err error) {
 	wait := rescanTime
-	if missing {
+	if err != nil {
 		wait = retryTime
 	}
 	for {
-		retry := retryTime
+		retry, look := retryTime, true
 		select {
 		case <-l.ctx.Done():
 			if changed != nil {
@@ -76,8 +77,10 @@ func (l *Listener) keepUp(changed <-chan struct{}, missing bool) {
 		case <-l.lost:
 		case <-time.After(wait):
 			retry = min(2*wait, rescanTime)
+			look = changed == nil || !reason.Is(err, session.ReasonResources)
 		}
-		wait = nextLook(l.refresh(), retry)
+		err = l.refresh(look)
+		wait = nextLook(err, retry)
 	}
 }
 
@@ -103,19 +106,24 @@ func (l *Listener) served() ([]netip.Addr, error) {
 	return servedAddresses(l.addr.Addr(), l.cfg.V6Only)
 }
 
-// refresh compares the addresses that should be listened on with those that are.
+// refresh compares the addresses that should be listened on with those that are. look: it looks
+// which should be; otherwise they are what it has found last, unless that was long ago, or in vain.
 // The error is a reason why one is not: that another process has the port, or that there is no
 // room, if there is that. While nothing tells which should be, those stay that are.
-func (l *Listener) refresh() error {
-	served, err := l.served()
-	if err != nil {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.lack = listenError(err)
-		return l.lack
+func (l *Listener) refresh(look bool) error {
+	if look || time.Since(l.looked) >= rescanTime {
+		served, err := l.served()
+		if err != nil {
+			l.looked = time.Time{}
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.lack = listenError(err)
+			return l.lack
+		}
+		l.found, l.looked = served, time.Now()
 	}
 	missing := make(map[netip.Addr]bool)
-	for _, a := range served {
+	for _, a := range l.found {
 		missing[a] = true
 	}
 	var gone []*listenID
@@ -132,7 +140,7 @@ func (l *Listener) refresh() error {
 	}
 	l.mu.Unlock()
 	var first, lack error
-	for _, a := range served {
+	for _, a := range l.found {
 		if !missing[a] {
 			continue
 		}

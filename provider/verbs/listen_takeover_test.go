@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
@@ -35,6 +36,40 @@ func TestListenerTakesOver(t *testing.T) {
 		testenv.Eventually(t, patience, l.Waiting)
 		meetAt(t, l, at, cfg)
 	}
+}
+
+// One that waits for a port on all addresses tries again without looking each time which there are.
+func TestListenerThatWaitsDoesNotLook(t *testing.T) {
+	at := netip.AddrPortFrom(cableOfAll(t), freePort())
+	all := netip.AddrPortFrom(netip.IPv6Unspecified(), at.Port())
+	old, err := listenAt(all, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Close()
+	wait := func() *listener {
+		l, err := listenAt(all, Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Waiting(); !errors.Is(err, syscall.EADDRINUSE) {
+			t.Errorf("behind another: %v", err)
+		}
+		return l
+	}
+	testenv.Eventually(t, patience, func() error { // an interface may change meanwhile
+		l, began := wait(), time.Now()
+		time.Sleep(5 * retryTime)
+		if l.Close(); l.looked.After(began) {
+			return errors.New("it has looked")
+		}
+		return nil
+	})
+	l := wait()
+	defer l.Close()
+	old.Close()
+	testenv.Eventually(t, patience, l.Waiting)
+	meetAt(t, l, at, Config{})
 }
 
 // meetAt makes a connection to a listener.

@@ -52,9 +52,8 @@ func devicesByInterface() (names map[string]string, err error) {
 	if r.names != nil && time.Since(r.at) <= deviceAge {
 		return r.names, nil
 	}
-	err = searched(func() error {
-		ifis, err := net.Interfaces()
-		names = devicesOf(ifis, rdmamap.RdmaClassDir)
+	err = searched(func() (err error) {
+		names, err = devicesOf(net.Interfaces, rdmamap.RdmaClassDir)
 		return err
 	})
 	if err == nil {
@@ -67,9 +66,10 @@ func devicesByInterface() (names map[string]string, err error) {
 // which knows the device's GUID, and by the ports' GIDs, as ports may have GUIDs of their own.
 // Of an iWARP device's one GID, which is the hardware address, kernels before 6.6 do not show
 // the interface. rdmamap would read all GIDs for each interface, and nodes of containers have
-// hundreds.
-func devicesOf(ifis []net.Interface, sysfs string) map[string]string {
-	names, gids := make(map[string]string), make(map[ibv.GID]string)
+// hundreds: so they are not even listed where each port's first GID has shown one.
+func devicesOf(list func() ([]net.Interface, error), sysfs string) (names map[string]string, err error) {
+	names = make(map[string]string)
+	gids, all := make(map[ibv.GID]string), true
 	for _, port := range glob(sysfs, "*", "ports", "*") {
 		device := filepath.Base(filepath.Dir(filepath.Dir(port)))
 		named := false // the first GID's interface is
@@ -82,12 +82,17 @@ func devicesOf(ifis []net.Interface, sysfs string) map[string]string {
 		if named {
 			continue
 		}
+		all = false
 		for _, file := range glob(port, "gids", "*") {
 			if a, err := netip.ParseAddr(contents(file)); err == nil && !a.IsUnspecified() {
 				gids[a.As16()] = device
 			}
 		}
 	}
+	if all {
+		return names, nil
+	}
+	ifis, err := list()
 	for _, ifi := range ifis {
 		if names[ifi.Name] != "" {
 			continue
@@ -102,7 +107,7 @@ func devicesOf(ifis []net.Interface, sysfs string) map[string]string {
 			names[ifi.Name] = name
 		}
 	}
-	return names
+	return names, err
 }
 
 const macLen = 6 // of Ethernet
@@ -194,33 +199,30 @@ func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr, err err
 	if err != nil {
 		return nil, err
 	}
-	ifis, err := net.Interfaces()
-	if err != nil {
+	up := make(map[int]string) // their interfaces, by index
+	for name := range devices {
+		switch ifi, err := interfaceByName(name); {
+		case errors.As(err, new(netlink.LinkNotFoundError)): // it has gone
+		case err != nil:
+			return nil, err
+		case ifi.Flags&net.FlagUp != 0 && (ifi.Flags&net.FlagLoopback == 0 || rdmalink.Loopback()):
+			up[ifi.Index] = name
+		}
+	}
+	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // by a change, of which watchAddresses tells
 		return nil, err
 	}
-	for _, ifi := range ifis {
-		if ifi.Flags&net.FlagUp == 0 || ifi.Flags&net.FlagLoopback != 0 && !rdmalink.Loopback() || devices[ifi.Name] == "" {
+	for _, a := range addrs {
+		ip, _ := netip.AddrFromSlice(a.IP)
+		ip = ip.Unmap()
+		if up[a.LinkIndex] == "" || within.Is4() && !ip.Is4() || v6only && ip.Is4() {
 			continue
 		}
-		addrs, err := ifi.Addrs()
-		if err != nil {
-			return nil, err
+		if ip.IsLinkLocalUnicast() && ip.Is6() {
+			ip = ip.WithZone(up[a.LinkIndex])
 		}
-		for _, a := range addrs {
-			prefix, ok := a.(*net.IPNet)
-			if !ok {
-				continue
-			}
-			ip, _ := netip.AddrFromSlice(prefix.IP)
-			ip = ip.Unmap()
-			if within.Is4() && !ip.Is4() || v6only && ip.Is4() {
-				continue
-			}
-			if ip.IsLinkLocalUnicast() && ip.Is6() {
-				ip = ip.WithZone(ifi.Name)
-			}
-			list = append(list, ip)
-		}
+		list = append(list, ip)
 	}
 	return list, cannotLook()
 }

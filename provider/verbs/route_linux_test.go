@@ -3,6 +3,7 @@ package verbs
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -150,6 +151,20 @@ func writeFiles(t *testing.T, root string, lines map[string]string) {
 	}
 }
 
+// Where each port's first GID shows an interface, those of the host are not listed.
+func TestDevicesByGIDsAlone(t *testing.T) {
+	sysfs := t.TempDir()
+	writeFiles(t, sysfs, map[string]string{
+		"roce0/ports/1/gid_attrs/ndevs/0": "eth0",
+		"roce0/ports/1/gid_attrs/ndevs/5": "eth0.7",
+		"roce1/ports/1/gid_attrs/ndevs/0": "eth1",
+	})
+	want := map[string]string{"eth0": "roce0", "eth0.7": "roce0", "eth1": "roce1"}
+	if got, err := devicesOf(nil, sysfs); err != nil || !maps.Equal(got, want) {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
 // On InfiniBand an interface belongs to the device one of whose ports has the GID that
 // is in its hardware address, whatever the device's own GUID is; on iWARP to the one whose
 // port has that address for its GID.
@@ -185,9 +200,11 @@ func TestDeviceOfAPortsGID(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ifis := []net.Interface{{Name: "nothere", HardwareAddr: mac}, {Name: "eth4"}}
-		if got := devicesOf(ifis, sysfs); got["nothere"] != want || got["eth4"] != "iw1" || got["eth5"] != "roce0" {
-			t.Errorf("%s: %q, want %q", hardware, got, want)
+		list := func() ([]net.Interface, error) {
+			return []net.Interface{{Name: "nothere", HardwareAddr: mac}, {Name: "eth4"}}, nil
+		}
+		if got, err := devicesOf(list, sysfs); err != nil || got["nothere"] != want || got["eth4"] != "iw1" || got["eth5"] != "roce0" {
+			t.Errorf("%s: %q, %v, want %q", hardware, got, err, want)
 		}
 	}
 }
