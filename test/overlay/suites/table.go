@@ -22,6 +22,9 @@ var suites = []suite{
 	{name: "gorilla/websocket", module: "github.com/gorilla/websocket@v1.5.3", packages: here},
 	{name: "go-proxyproto", module: "github.com/pires/go-proxyproto@v0.15.0", packages: all},
 	{name: "x/crypto/ssh", module: "golang.org/x/crypto@v0.59.0", packages: []string{"./ssh/..."}},
+	{name: "x/net/http2", module: "golang.org/x/net@v0.62.0", packages: []string{"./http2/..."}},
+	{name: "go-smtp", module: "github.com/emersion/go-smtp@v0.26.0", packages: all},
+	{name: "miekg/dns", module: "github.com/miekg/dns@v1.1.73", packages: all},
 	{name: "fasthttp", module: "github.com/valyala/fasthttp@v1.78.0", packages: all, except: map[string]string{
 		"TestAllocationClient": "counts allocations of the process while its connection moves",
 	}},
