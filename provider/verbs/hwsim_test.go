@@ -46,7 +46,7 @@ var hwsimRuns = []struct{ name, settings, tests, skip string }{
 	{"InfiniBand without IPoIB", "seed=21,profile=mlx5-ib", "^TestInfiniBandWithoutIPoIB$", ""},
 	{"a device by its address", "seed=10", "^(TestDeviceOfAnAddress|TestFailedDeviceIsOpenedAnew)$", ""},
 	{"connections at rest", "seed=13", "^(TestConnectionAtRestIsSmall|TestManyAtRest)$", ""},
-	{"requests that come again", "seed=13,cm_timeout_ms=1,kernel_us=800", "^TestManyAtRest$", ""},
+	{"requests that come again", "seed=13,cm_timeout_ms=1,cm_retries=10000,kernel_us=800", "^TestManyAtRest$", ""},
 	{"locked queues of mlx5", "seed=11", "^TestLockedQueuesOfMLX5$", ""},
 	{"a kernel that shares pages at forks", "seed=20,fork_needed", "^TestHeapWhereForksShareIt$", ""},
 	{"costly registrations", "latency_ns=2000,reg_ns=1000000", "^TestWhatRegisteringCosts$", ""},

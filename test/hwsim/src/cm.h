@@ -13,8 +13,6 @@ enum { REQ_DATA = 56, REP_DATA = 196, REJ_DATA = 148, MPA_DATA = 512, DATA = 255
 // Reasons of REJ (IBTA 12.6.7.2).
 enum { REJ_TIMEOUT = 4, REJ_NO_LISTENER = 8, REJ_CONSUMER = 28 };
 
-enum { CM_RETRIES = 15 }; // drivers/infiniband/core/cma.c: CMA_MAX_CM_RETRIES
-
 struct addr {
 	uint16_t family, port; // port in host order
 	uint8_t ip[16];
@@ -56,7 +54,7 @@ struct cm_id {
 	struct cm_message request; // of a passive id
 	uint64_t timer_at; // 0: none
 	bool on_timers;
-	int tries;
+	unsigned tries;
 	uint8_t ack_timeout;
 	struct rdma_conn_param param; // own
 	struct ibv_ece own_ece, peer_ece;

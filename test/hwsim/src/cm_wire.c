@@ -325,7 +325,7 @@ static void expired(struct cm_id *i)
 		report(i, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0, NULL);
 		return;
 	}
-	if (++i->tries < CM_RETRIES) {
+	if (++i->tries < config.cm_retries) {
 		set_timer(i, config.cm_timeout_ns);
 		if (i->state == REQ_SENT)
 			send_request(i);

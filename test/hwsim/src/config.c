@@ -35,6 +35,7 @@ static const struct {
 	const char *key;
 	unsigned *number;
 } numbers[] = {
+	{"cm_retries", &config.cm_retries},
 	{"lost_rtu", &config.lost_rtu},
 	{"cm_loss", &config.cm_loss},
 	{"dreq_loss", &config.dreq_loss},
@@ -114,6 +115,7 @@ int read_config(void)
 		.profile = find_profile("mlx5-roce"),
 		.jitter_ns = 30 * US, .flush_ns = 3 * MS, .kernel_ns = 50 * US,
 		.timewait_ns = 20 * MS, .cm_timeout_ns = 50 * MS,
+		.cm_retries = 15, // drivers/infiniband/core/cma.c: CMA_MAX_CM_RETRIES
 		.bytes_per_s = 50000000000, .costs = true,
 		.max_mr_size = UINT64_MAX, .max_msg_sz = 1 << 30,
 	};

@@ -39,6 +39,7 @@ struct config {
 	uint64_t flush_ns; // a broken queue pair flushes within that, and writes until then
 	uint64_t kernel_ns; // what the connection manager takes for a message, beyond jitter; 0: nothing
 	uint64_t timewait_ns, cm_timeout_ns;
+	unsigned cm_retries; // repetitions of the connection manager
 	unsigned lost_rtu, cm_loss, dreq_loss; // percent
 	unsigned sm_loss; // percent of queries of paths that the subnet manager does not answer
 	unsigned loss; // packets per million
