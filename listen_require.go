@@ -38,9 +38,9 @@ type silent struct {
 	giveWay context.CancelCauseFunc
 }
 
-// patience is how long a connection has its place for itself without a proposal: as long as a
-// dialer's attempt takes.
-const patience = moveTimeout
+// patience is how long a connection has its place for itself without a proposal. It is half of what
+// its dialer waits, which may have many to move, so that one that finds no place has time left.
+const patience = requireTimeout / 2
 
 var errCrowded = &Unavailable{Reason: ReasonResources, Err: errors.New("nobody proposed to move it, and others needed its place")}
 
@@ -128,7 +128,8 @@ func (r *required) await(ln *Listener, tcp *net.TCPConn) {
 	r.mu.Unlock()
 	err := h.Moved(ctx)
 	r.mu.Lock()
-	r.silent = slices.DeleteFunc(r.silent, func(c *silent) bool { return c == its })
+	i := slices.Index(r.silent, its)
+	r.silent = slices.Delete(r.silent, i, i+1)
 	r.mu.Unlock()
 	if err == nil {
 		r.ready <- c // never blocks: it has a place

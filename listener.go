@@ -50,7 +50,7 @@ type ListenConfig struct {
 
 	// Backlog is how many connections may move or wait for Accept, with the policy Require:
 	// one that does not move counts until it is reset. For a further one the oldest is, if
-	// nobody has proposed to move it for 2 s. Default 1024, at most 65536. It is not TCP's,
+	// nobody has proposed to move it for 5 s. Default 1024, at most 65536. It is not TCP's,
 	// where those behind that one wait.
 	Backlog int
 

@@ -53,7 +53,6 @@ type Conn struct {
 	past    *Stats                    // of sessions that were left, less what others had by TCP before; nil: nothing
 	over    bool                      // the session has ended
 	left    bool                      // the last session has been left
-	strict  bool                      // by the policy Require: it is left for the descriptor alone
 	cleanup runtime.Cleanup           // of a connection that the program forgets
 }
 

@@ -21,7 +21,6 @@ func LeaveSAN(c *Conn) error {
 func Starve(c *Conn) {
 	c.mu.Lock()
 	s := c.session
-	c.strict = false
 	c.mu.Unlock()
 	c.starves(s)
 }

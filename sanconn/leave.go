@@ -89,11 +89,13 @@ func (c *Conn) leaveLocked(asked bool) error {
 
 // starves has TCP carry the connection, which has memory of the kernel's: a Write on the session waits
 // for memory that other connections have used up. Two ends that write before they read would wait for
-// each other for ever, where TCP takes what they write.
+// each other for ever, where TCP takes what they write. One that has had no byte on TCP keeps to the
+// session: either end may have the policy Require.
 func (c *Conn) starves(s *session.Session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.session == s && c.leave == nil && !c.strict {
+	byTCP := c.in.bytes.Load() > 0 || c.out.written.Load() > 0
+	if c.session == s && c.leave == nil && !c.closed.Load() && byTCP {
 		c.leaveLocked(false) // it fails if the connection is over
 	}
 }

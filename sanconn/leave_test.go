@@ -362,6 +362,70 @@ func TestTheAskedEndKeepsWhatIsUnread(t *testing.T) {
 	f.Close()
 }
 
+// A connection whose session lacks memory goes back to TCP, with all bytes in their order, and may move
+// again; but not one that has had no byte there, nor one that is closed.
+func TestAStarvingConnectionGoesBack(t *testing.T) {
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, a, b)
+	read := func(c *sanconn.Conn, want string) {
+		t.Helper()
+		got := make([]byte, len(want))
+		c.SetReadDeadline(time.Now().Add(patience))
+		if _, err := io.ReadFull(c, got); err != nil || string(got) != want {
+			t.Fatalf("read %q, %v, want %q", got, err, want)
+		}
+	}
+	move := func() {
+		t.Helper()
+		ea, eb := twin.Pair(twin.Config{})
+		if err := movePair(t.Context(), a, b, ea, eb, sessions{}); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, patience, func() error {
+			if a.Provider() == "tcp" || b.Provider() == "tcp" {
+				return errors.New("it has not moved")
+			}
+			return nil
+		})
+	}
+	move()
+	sanconn.Starve(a)
+	if sanconn.Leaving(a) {
+		t.Fatal("it leaves, and has had no byte on TCP")
+	}
+	if err := sanconn.LeaveSAN(a); err != nil {
+		t.Fatal(err)
+	}
+	a.Write([]byte("by TCP, "))
+	read(b, "by TCP, ")
+	move()
+	a.Write([]byte("by the session, "))
+	b.Write([]byte("unread"))
+	sanconn.Starve(a)
+	for _, c := range []*sanconn.Conn{a, b} {
+		testenv.Eventually(t, patience, func() error {
+			if c.Provider() != "tcp" || sanconn.Leaving(c) {
+				return errors.New("it has not left")
+			}
+			return nil
+		})
+	}
+	a.Write([]byte("by TCP, "))
+	read(b, "by the session, by TCP, ")
+	read(a, "unread")
+	move()
+	a.Write([]byte("by a session"))
+	read(b, "by a session")
+	a.Close()
+	sanconn.Starve(a)
+	if sanconn.Leaving(a) {
+		t.Error("it leaves, and is closed")
+	}
+}
+
 // A peer that has closed does not answer, and may have bytes that wait until some have been read
 // here. File finds both at once, and nothing is lost.
 func TestTheWayBackFromAPeerThatHasClosed(t *testing.T) {

@@ -301,7 +301,6 @@ func (c *Conn) awaitMoved(ctx context.Context, whole bool) error {
 	defer stop()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.strict = c.strict || whole
 	for {
 		switch s := c.in.san.Load(); {
 		case s != nil && c.out.san.Load() == s:

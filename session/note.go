@@ -32,31 +32,36 @@ const starvedTime = time.Second
 // noteStarved is called by a Write that is about to sleep. If it waits for memory that others have
 // used up, OnNote reports that in time.
 func (w *writing) noteStarved() {
-	if w.starver == nil || w.cfg.OnNote == nil || w.notes.starved.Load() {
-		return
-	}
-	var starved bool
-	w.withSender(func(tx *sender) { starved = tx.open() && w.starver.Starved() })
-	if starved && !w.notes.starved.Swap(true) {
+	if w.starver != nil && w.cfg.OnNote != nil && !w.notes.starved.Load() && w.starves() && !w.notes.starved.Swap(true) {
 		w.watchStarved()
 	}
 }
 
-// watchStarved looks from time to time, until no Write waits, whether one has done so for starvedTime.
+// watchStarved looks from time to time, while a Write starves, whether it has waited for starvedTime.
 func (w *writing) watchStarved() {
 	time.AfterFunc(starvedTime/2, func() {
-		if since := time.Duration(w.wr.since.Load()); since != 0 && time.Since(start)-since >= starvedTime {
-			w.hand([]byte{})
-			return
-		}
-		if w.wr.wants.Load() == 0 {
+		if !w.starves() {
 			w.notes.starved.Store(false)
-			if w.wr.wants.Load() == 0 || w.notes.starved.Swap(true) {
-				return // another Write that waits notes it
+			if !w.starves() || w.notes.starved.Swap(true) {
+				return // one that does from here on notes it
 			}
 		}
-		w.watchStarved()
+		if since := time.Duration(w.wr.since.Load()); since != 0 && time.Since(start)-since >= starvedTime {
+			w.hand([]byte{})
+		} else {
+			w.watchStarved()
+		}
 	})
+}
+
+// starves reports whether a Write waits for memory that others have used up.
+func (w *writing) starves() (is bool) {
+	if w.wr.wants.Load() == 0 || !w.borrow() {
+		return false
+	}
+	defer w.endBorrow()
+	w.withSender(func(tx *sender) { is = tx.open() && w.starver.Starved() })
+	return is
 }
 
 // SendNote sends the peer's layer above 1 to 240 bytes, which are not part of the stream.

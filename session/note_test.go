@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -357,18 +358,23 @@ func TestCloseUnreadIsAReset(t *testing.T) {
 	})
 }
 
-// starver is an endpoint for whose ring no memory is left.
-type starver struct{ *twin.Endpoint }
+// starver is an endpoint for whose ring no memory is left, while has is false.
+type starver struct {
+	*twin.Endpoint
+	has *atomic.Bool
+}
 
-func (starver) Starved() bool { return true }
+func (s starver) Starved() bool { return !s.has.Load() }
 
 // A Write that waits for memory which others have used up is reported, once, if its peer takes nothing
-// meanwhile; it goes on waiting. Of one that is only slow nothing is reported.
+// meanwhile; it goes on waiting. Of one that is only slow nothing is reported, nor where there is memory
+// again.
 func TestAStarvingWriteIsReported(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		starved := make(chan []byte, 20)
+		var has atomic.Bool
 		a, b, _, _ := pairOn(t, ring, session.Config{OnNote: func(note []byte) { starved <- note }},
-			func(e *twin.Endpoint) session.Endpoint { return starver{e} })
+			func(e *twin.Endpoint) session.Endpoint { return starver{e, &has} })
 		sent := make(chan error, 1)
 		go func() {
 			_, err := b.Write(pattern(1 << 20))
@@ -381,8 +387,14 @@ func TestAStarvingWriteIsReported(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		has.Store(true)
+		pass(4 * time.Second)
+		has.Store(false)
 		if n := len(starved); n != 0 {
-			t.Fatalf("%d reports while the peer reads", n)
+			t.Fatalf("%d reports of one that goes on, or has memory", n)
+		}
+		if _, err := a.Read(p); err != nil { // the Write looks again
+			t.Fatal(err)
 		}
 		for range 2 {
 			pass(2 * time.Second)

@@ -108,8 +108,7 @@ type Handle interface {
 	CallUse(bytes int64)
 
 	// Moved waits until both directions have moved to the session, or cannot any more. It fails
-	// where either had bytes of the application on TCP before. The connection goes back to TCP for
-	// the descriptor alone then.
+	// where either had bytes of the application on TCP before.
 	Moved(context.Context) error
 }
 
