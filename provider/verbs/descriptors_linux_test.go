@@ -13,18 +13,7 @@ import (
 	"github.com/sanconn/san/internal/rdmalink"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
-	"github.com/sanconn/san/test/hwsim"
 )
-
-// cableOfAll is cable where the device's addresses are among those of an unspecified one.
-func cableOfAll(t testing.TB) netip.Addr {
-	_, addr := cable(t)
-	if testenv.Device() == hwsim.Lane {
-		rdmalink.Simulated = map[string]string{"lo": hwsim.Device}
-		t.Cleanup(func() { rdmalink.Simulated = nil })
-	}
-	return addr
-}
 
 // A listener that begins without descriptors tells, and listens once there are some.
 func TestListenerWithoutDescriptors(t *testing.T) {

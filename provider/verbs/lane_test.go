@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/rdmalink"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 	"github.com/sanconn/san/test/hwsim"
@@ -271,4 +272,14 @@ func run(t testing.TB, name string, args ...string) string {
 		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
 	}
 	return string(out)
+}
+
+// cableOfAll is cable where the device's addresses are among those of an unspecified one.
+func cableOfAll(t testing.TB) netip.Addr {
+	_, addr := cable(t)
+	if testenv.Device() == hwsim.Lane {
+		rdmalink.Simulated = map[string]string{"lo": hwsim.Device}
+		t.Cleanup(func() { rdmalink.Simulated = nil })
+	}
+	return addr
 }
