@@ -154,7 +154,7 @@ func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
 			w.wr.slept.Store(true) // until NearDone
 		}
 		if err = w.until(w.offerOver, w.writeBlocked); err != nil {
-			w.withdraw()
+			w.cancelOffer()
 		}
 		w.withSender(func(tx *sender) { n = tx.offer.end(first, &tx.stats) })
 		if n < len(rest) && err == nil {
@@ -173,9 +173,9 @@ func (w *writing) offerOver() bool {
 	return w.tx.offer.state == offerOver
 }
 
-// withdraw ends the open offer before the peer has all of it (D12). If the peer does not
+// cancelOffer ends the open offer before the peer has all of it (D12). If the peer does not
 // answer within CancelTimeout, the connection is aborted.
-func (w *writing) withdraw() {
+func (w *writing) cancelOffer() {
 	if w.over() == nil {
 		w.withSender(func(tx *sender) { tx.takeBack(tx.offer.id) })
 		defer w.killAfter(w.cfg.CancelTimeout, "the peer did not give up a transfer that was cancelled")()

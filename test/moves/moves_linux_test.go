@@ -66,7 +66,7 @@ func TestKills(t *testing.T) {
 	each(t, func(t *testing.T, seed uint64) {
 		p := start(t, seed)
 		r := rand.New(rand.NewPCG(seed, 1))
-		time.Sleep(time.Duration(r.IntN(1<<r.IntN(15))) * time.Microsecond)
+		time.Sleep(time.Duration(r.IntN(1<<(10+r.IntN(9)))) * time.Microsecond) // half have moved by then
 		victim, other := p.client, p.server
 		if r.IntN(2) == 0 {
 			victim, other = other, victim
@@ -123,12 +123,21 @@ type process struct {
 func start(t *testing.T, seed uint64) pair {
 	t.Helper()
 	server := run(t, "server", strconv.FormatUint(seed, 10))
-	address, err := server.out.ReadString('\n')
+	address := server.line(t)
+	client := run(t, "client", strings.TrimSpace(address)+" "+strconv.FormatUint(seed, 10))
+	client.line(t) // it is about to dial
+	return pair{server, client}
+}
+
+// line returns the next line of what the process prints.
+func (p *process) line(t *testing.T) string {
+	t.Helper()
+	line, err := p.out.ReadString('\n')
 	if err != nil {
-		server.cmd.Wait()
-		t.Fatalf("the server: %v\n%s", err, server.err.String())
+		p.cmd.Wait()
+		t.Fatalf("the %s: %v\n%s", p.name, err, p.err.String())
 	}
-	return pair{server, run(t, "client", strings.TrimSpace(address)+" "+strconv.FormatUint(seed, 10))}
+	return line
 }
 
 func run(t *testing.T, role, what string) *process {
@@ -192,6 +201,7 @@ func serve(seed string) int {
 // dial is the client.
 func dial(what string) int {
 	address, seed, _ := strings.Cut(what, " ")
+	fmt.Println("begins")
 	var all work
 	for n := range uint64(conns) {
 		ctx, cancel := context.WithTimeout(context.Background(), patient)
