@@ -237,7 +237,7 @@ func (r *report) judgeRDMA(loopback *destination) finding {
 	if found, yes := loopback.fails(); yes {
 		return found
 	}
-	var usable, left, listed, opened int // left: usable the way connections are made
+	var usable, left, bare, listed, opened int // left: usable the way connections are made
 	first := ""
 	for _, d := range r.Devices {
 		if d.Listed {
@@ -247,6 +247,9 @@ func (r *report) judgeRDMA(loopback *destination) finding {
 			opened++
 		} else if first == "" {
 			first = d.Name + ": " + d.Error
+		}
+		if d.bare() {
+			bare++
 		}
 		if d.usable() {
 			usable++
@@ -276,6 +279,10 @@ func (r *report) judgeRDMA(loopback *destination) finding {
 		return finding{false, r.Manager + " (modprobe rdma_ucm; in a container it has to be passed in, or SAN_RDMACM=off at both ends)" + tcp}
 	case r.Memlock.Limit != nil && *r.Memlock.Limit < verbs.MinMemlock:
 		return finding{false, "the memlock limit has to be " + byteSize(verbs.MinMemlock).String() + " at least: " + r.Memlock.Cache + tcp}
+	case bare > 0 && left == 0 && r.withoutCM():
+		return finding{true, noManager + "; connections to hosts on the same InfiniBand that do without it too"}
+	case usable == 0 && bare > 0:
+		return finding{false, "InfiniBand without IPoIB is used with SAN_RDMACM=off at both ends" + tcp}
 	case usable == 0:
 		return finding{false, "no port of a device is active and has an interface with an address here" + tcp}
 	case left == 0:

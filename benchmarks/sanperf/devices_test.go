@@ -134,6 +134,7 @@ func TestRDMAIsJudgedByWhatIsMissingFirst(t *testing.T) {
 		return []rdmaDevice{d}
 	}
 	asIs := func(*rdmaDevice) {}
+	bare := func(d *rdmaDevice) { d.Netdevs, d.Ports[0].LinkLayer = nil, ibv.LinkInfiniBand.String() }
 	without := map[string]string{"SAN_RDMACM": " OFF"}
 	limit := func(bytes int64) memlock { return memlock{&bytes, "raise it"} }
 	for _, c := range []struct {
@@ -157,6 +158,9 @@ func TestRDMAIsJudgedByWhatIsMissingFirst(t *testing.T) {
 		{name: "memlock limit just enough", report: report{Memlock: limit(verbs.MinMemlock), Devices: device(asIs)}, works: true, want: "connections to hosts"},
 		{name: "port down", report: report{Devices: device(func(d *rdmaDevice) { d.Ports[0].State = "down" })}, want: "no port of a device is active"},
 		{name: "no interface here", report: report{Devices: device(func(d *rdmaDevice) { d.Netdevs = nil })}, want: "no port of a device is active"},
+		{name: "InfiniBand without IPoIB", report: report{Devices: device(bare)}, want: "SAN_RDMACM=off at both ends"},
+		{name: "InfiniBand without IPoIB, port down", report: report{Devices: device(func(d *rdmaDevice) { bare(d); d.Ports[0].State = "down" })}, want: "no port of a device is active"},
+		{name: "InfiniBand without IPoIB and rdma_cm", report: report{Switches: without, Devices: device(bare)}, works: true, want: "on the same InfiniBand"},
 		{name: "no address", report: report{Devices: device(func(d *rdmaDevice) { d.Netdevs[0].Addresses = nil })}, want: "no port of a device is active"},
 		{name: "switched off", report: report{Devices: device(asIs)}, said: outcome{Error: "disabled", Reason: "disabled"}, want: "disabled"},
 	} {

@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -71,14 +72,23 @@ type netdev struct {
 
 // usable reports whether connections can go through the device.
 func (d *rdmaDevice) usable() bool {
-	active, addressed := false, false
-	for _, p := range d.Ports {
-		active = active || p.State == ibv.PortActive.String()
-	}
+	addressed := false
 	for _, n := range d.Netdevs {
 		addressed = addressed || n.Up && len(n.Addresses) > 0
 	}
-	return d.Error == "" && active && addressed
+	return addressed && d.active("")
+}
+
+// bare reports whether they can without rdma_cm alone: InfiniBand without IPoIB.
+func (d *rdmaDevice) bare() bool {
+	return len(d.Netdevs) == 0 && d.active(ibv.LinkInfiniBand.String())
+}
+
+// active reports whether a port is, of a link layer unless that is empty.
+func (d *rdmaDevice) active(layer string) bool {
+	return d.Error == "" && slices.ContainsFunc(d.Ports, func(p rdmaPort) bool {
+		return p.State == ibv.PortActive.String() && (layer == "" || p.LinkLayer == layer)
+	})
 }
 
 // rdmaDevices merges the kernel's devices with those that libibverbs lists: in containers,
