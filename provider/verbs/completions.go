@@ -99,7 +99,7 @@ func (q *queuePair) await(ctx context.Context, met func() bool) error {
 		if look() {
 			return nil
 		}
-		if err := q.ended(); err != nil {
+		if err := q.reported(); err != nil {
 			return err
 		}
 		select {

@@ -22,7 +22,7 @@ const (
 // iWARP (twice teardownTime), and for as long as the kernel takes to register and
 // deregister memory.
 func (e *Endpoint) Close() error {
-	e.ended.Do(func() {
+	e.ending.Do(func() {
 		e.sendDisconnect()
 		e.tearDown(true, teardownTime)
 	})
@@ -32,12 +32,12 @@ func (e *Endpoint) Close() error {
 // Abort implements session.Endpoint. It blocks for at most teardownTime on iWARP, and for
 // the kernel as Close does.
 func (e *Endpoint) Abort() {
-	e.ended.Do(func() { e.tearDown(false, teardownTime) })
+	e.ending.Do(func() { e.tearDown(false, teardownTime) })
 }
 
 // abandon ends a connection that was never handed out. It waits for less than Abort.
 func (e *Endpoint) abandon() {
-	e.ended.Do(func() { e.tearDown(false, 0) })
+	e.ending.Do(func() { e.tearDown(false, 0) })
 	e.Retire()
 }
 

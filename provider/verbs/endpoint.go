@@ -26,7 +26,7 @@ type Endpoint struct {
 	watch   sync.WaitGroup // for its end
 	limits  session.Limits
 	passive bool
-	ended   sync.Once
+	ending  sync.Once
 	retired atomic.Bool
 }
 
@@ -43,7 +43,7 @@ func (e *Endpoint) Limits() session.Limits { return e.limits }
 func (e *Endpoint) Memory() session.Memory { return &e.mem }
 
 // Err implements session.Endpoint.
-func (e *Endpoint) Err() error { return e.q.ended() }
+func (e *Endpoint) Err() error { return e.q.reported() }
 
 // Describe implements session.Describer.
 func (e *Endpoint) Describe() string {

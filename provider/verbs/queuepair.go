@@ -70,8 +70,8 @@ func (q *queuePair) over() bool {
 	return q.overLocked()
 }
 
-// ended returns why the connection is over, nil while it lives.
-func (q *queuePair) ended() error {
+// reported returns why the connection is over, once Poll has all that came before; nil until then.
+func (q *queuePair) reported() error {
 	if p := q.published.Load(); p != nil {
 		return *p
 	}
@@ -85,7 +85,7 @@ func (q *queuePair) wake(ev session.Events) {
 }
 
 // failLocked records why the connection is over. Completions that have come are taken first, as
-// one of them may give an earlier reason. ended reports the reason once no RDMA read or write of
+// one of them may give an earlier reason. It is reported once no RDMA read or write of
 // this end is under way: by then Poll has the completions of all that was flushed.
 func (q *queuePair) failLocked(err error) {
 	if q.taking { // drainLocked goes on, and publishes
@@ -165,7 +165,7 @@ func (q *queuePair) settleLocked() {
 	}
 }
 
-// publish makes ended report why the connection is over, if it is.
+// publish has reported return why the connection is over, if it is.
 func (q *queuePair) publish() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -174,7 +174,7 @@ func (q *queuePair) publish() {
 	}
 }
 
-// publishLocked makes ended report the end, and wakes everybody.
+// publishLocked has reported return the end, and wakes everybody.
 func (q *queuePair) publishLocked() {
 	err := q.cause
 	if !q.published.CompareAndSwap(nil, &err) {

@@ -68,7 +68,7 @@ func (r *receiveQueue) receivedLocked(wc *ibv.WC) {
 	if wc.Status != ibv.Success {
 		return // the queue pair has ended, for a reason that failLocked gets
 	}
-	if r.q.ended() != nil { // which was all (session.Endpoint's contract): it comes too late
+	if r.q.reported() != nil { // which was all (session.Endpoint's contract): it comes too late
 		return
 	}
 	a := arrival{buffer: int(wc.ID &^ kindMask), n: int(wc.ByteLen)}
