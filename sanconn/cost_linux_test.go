@@ -171,4 +171,4 @@ type leaver struct {
 	left chan<- struct{}
 }
 
-func (l leaver) Left() { l.left <- struct{}{} }
+func (l leaver) Left(error) { l.left <- struct{}{} }

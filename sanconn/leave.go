@@ -28,8 +28,9 @@ type leave struct {
 	session *session.Session
 
 	// Conn.mu guards what follows.
-	asked  bool // by this end's application
-	peer   bool // the peer leaves, too, and peerAt is its position
+	asked  bool  // by this end's application
+	why    error // else, or nil: the peer's wish
+	peer   bool  // the peer leaves, too, and peerAt is its position
 	peerAt uint64
 	given  bool // up, by Close
 	err    error
@@ -44,6 +45,7 @@ var backTimeout = 5 * time.Second
 const mostTaken = 64 << 20
 
 var (
+	errStarved = &session.Unavailable{Reason: session.ReasonResources, Err: errors.New("a Write waited for memory that other connections have used up")}
 	errStays   = fmt.Errorf("the peer does not leave the SAN: %w", syscall.ETIMEDOUT)
 	errUnread  = errors.New("bytes that came by the SAN have not been read, and the descriptor cannot have them")
 	errTooFew  = errors.New("fewer bytes are left on the session than the peer has said")
@@ -95,8 +97,11 @@ func (c *Conn) starves(s *session.Session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	byTCP := c.in.bytes.Load() > 0 || c.out.written.Load() > 0
-	if c.session == s && c.leave == nil && !c.closed.Load() && byTCP {
-		c.leaveLocked(false) // it fails if the connection is over
+	if c.session != s || c.leave != nil || c.closed.Load() || !byTCP {
+		return
+	}
+	if c.leaveLocked(false) == nil { // else the connection is over
+		c.leave.why = errStarved
 	}
 }
 
@@ -304,7 +309,7 @@ func (l *leave) leftLocked(c *Conn, t taken) {
 	}
 	c.past.add(st)
 	c.cleanUpLocked(nil)
-	c.life.Left()
+	c.life.Left(l.why)
 	c.session, c.left = nil, true
 	c.in.begun.Store(false)
 	if c.state.in.ended { // nobody will read it

@@ -31,7 +31,7 @@ func (e ending) Closed() {
 func (ending) Used(newconn.Handle) {}
 func (e ending) Holds() bool       { return e.holds }
 func (ending) Moved(string)        {}
-func (ending) Left()               {}
+func (ending) Left(error)          {}
 
 // using is ending that is told of use as well.
 type using struct {

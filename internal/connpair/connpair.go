@@ -19,7 +19,7 @@ func (Nobody) Used(newconn.Handle) {}
 func (Nobody) Closed()             {}
 func (Nobody) Holds() bool         { return false }
 func (Nobody) Moved(string)        {}
-func (Nobody) Left()               {}
+func (Nobody) Left(error)          {}
 
 // Propose proposes to the other end of c to move to a session over an endpoint, which it owns from
 // now on; hello names the connection.

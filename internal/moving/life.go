@@ -8,6 +8,7 @@ import (
 	"weak"
 
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
@@ -69,11 +70,14 @@ func (l *Life) Moved(provider string) {
 	})
 }
 
-// Left counts a connection that has gone back to TCP.
-func (l *Life) Left() {
+// Left counts a connection that has gone back to TCP, and notes why.
+func (l *Life) Left(why error) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.leftLocked()
+	l.mu.Unlock()
+	if why != nil {
+		l.Failed(reason.Of(why))
+	}
 }
 
 // Closed counts a connection that is closed, and ends its being found.

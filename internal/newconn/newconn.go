@@ -54,9 +54,10 @@ type Life interface {
 	Holds() bool
 
 	// Moved is called when both ends have agreed to move to a session by a provider, also where
-	// that is behind the end of Propose, and Left when the connection has gone back to TCP.
+	// that is behind the end of Propose, and Left when the connection has gone back to TCP, with
+	// why, unless that is a wish of either program.
 	Moved(provider string)
-	Left()
+	Left(why error)
 }
 
 // What the two ends of a connection send each other on a session, as its notes: the first

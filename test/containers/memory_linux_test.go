@@ -269,6 +269,9 @@ func (a *agent) trade(args []string) (string, error) {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return a.endsBy() + " late", nil
 	}
+	if a, b := san.InfoOf(a.ends[0]), san.InfoOf(a.ends[1]); err == nil && a.Provider == "tcp" && a.Fallback != san.ReasonResources && b.Fallback != san.ReasonResources {
+		err = fmt.Errorf("back for lack of memory, the reasons are %v and %v", a.Fallback, b.Fallback)
+	}
 	return a.endsBy() + " done", err
 }
 
