@@ -71,16 +71,26 @@ func awaitMeasured(t *testing.T, d *device) {
 }
 
 // expectDirect fails the test if a Write does not leave the program's own memory, but for
-// what goes with its offer, when its buffer comes again, or if one does from a new buffer.
+// what goes with its offer, when its buffer comes again, or if one does from a new buffer. That a
+// buffer was used is forgotten once in thousands, for another one that is counted in the same place.
 func expectDirect(t *testing.T, a, b *session.Session, n int) {
 	t.Helper()
-	sent := random(n)
-	if direct, _ := writeLarge(t, a, b, sent); direct > 0 {
-		t.Errorf("%d bytes of the first Write of %d left its own memory by RDMA", direct, n)
+	var direct [3]uint64
+	for range 3 {
+		sent := random(n)
+		for i := range direct {
+			direct[i], _ = writeLarge(t, a, b, sent)
+		}
+		if direct[0] > 0 {
+			t.Errorf("%d bytes of the first Write of %d left its own memory by RDMA", direct[0], n)
+		}
+		if direct[1] > 0 {
+			break
+		}
 	}
-	for range 2 {
-		if direct, _ := writeLarge(t, a, b, sent); direct < uint64(n)*9/10 {
-			t.Errorf("%d bytes of a Write of %d left its own memory by RDMA", direct, n)
+	for _, d := range direct[1:] {
+		if d < uint64(n)*9/10 {
+			t.Errorf("%d bytes of a Write of %d left its own memory by RDMA", d, n)
 		}
 	}
 }
