@@ -13,7 +13,6 @@ import (
 	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/tcpid"
-	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/session"
 )
@@ -68,14 +67,8 @@ func (w watched) Move(ctx context.Context, h newconn.Handle, s moving.Settings) 
 	return w.around(func() error { return w.Provider.Move(ctx, h, s) })
 }
 
-// onlyShm makes shared memory the only provider. The lanes of real drivers, which an emulated guest
-// has, leave such tests to the others.
-func onlyShm(t *testing.T) {
-	if lane := testenv.Device(); lane == "rxe" || lane == "siw" {
-		t.Skipf("%s has no part in it", lane)
-	}
-	useProviders(t, byShm)
-}
+// onlyShm makes shared memory the only provider, in the guest too.
+func onlyShm(t *testing.T) { useProviders(t, byShm) }
 
 func (f *fake) Name() string {
 	if f.called != "" {
