@@ -49,9 +49,9 @@ type ListenConfig struct {
 	Providers []string
 
 	// Backlog is how many connections may move or wait for Accept, with the policy Require:
-	// one that does not move counts until it is reset. For a further one the oldest is, if
-	// nobody has proposed to move it for 5 s. Default 1024, at most 65536. It is not TCP's,
-	// where those behind that one wait.
+	// one that does not move counts until it is reset. A further one waits, and then the oldest
+	// is reset that nobody has proposed to move for 5 s. Default 1024, at most 65536. It is
+	// not TCP's, where those behind the one that waits are.
 	Backlog int
 
 	// Condition, if not nil, decides for each connection whether it may move to a SAN, when its

@@ -127,7 +127,7 @@ type Withdrawer interface {
 // connections of the process may have used up.
 type Starver interface {
 	// Starved, one of the sending methods, reports whether the last Reserve found no room for
-	// lack of such memory. The peer may then wait for ever for this end to read, as this end does.
+	// lack of such memory. Two ends that write before they read then wait for each other.
 	Starved() bool
 }
 

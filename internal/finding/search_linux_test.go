@@ -11,9 +11,11 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/reason"
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/session"
 )
@@ -246,8 +248,12 @@ func TestLinkedAreAskedFirst(t *testing.T) {
 	}
 	open(0)
 	open(1)
-	for len(search(none)) < 2 {
-	}
+	testenv.Eventually(t, 20*time.Second, func() error { // there are links with both then
+		if order := search(none); len(order) < 2 {
+			return fmt.Errorf("these were asked: %d", order)
+		}
+		return nil
+	})
 	open(2)
 	for range 20 {
 		if order := search(0, 1); len(order) != 1 || order[0] == 2 {

@@ -104,9 +104,9 @@ func takeFile(dir, prefix, name string) (u *net.UnixListener, giveUp func(), err
 }
 
 // clean removes names under which nobody listens, which do not come again. One under which somebody
-// does refuses a socket of another type for that. It looks at MostNames, first at those of the port, and
-// then by chance at any, since many ports are nobody's again: so where more than one in MostNames is of
-// a process that died, it takes more away than its caller may leave.
+// does refuses a socket of another type for that. It looks at MostNames: at those of the port, and then
+// by chance at those of others, on which nobody may ever listen again. So hardly more than one in
+// MostNames stays of a process that died, as each caller leaves one at most.
 func (d directory) clean(prefix string) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
