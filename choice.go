@@ -29,7 +29,7 @@ const (
 // if want, a Providers field, has an unknown name, or the environment is not understood.
 func choose(policy Policy, want []string, o sanconn.Options, rdma RDMA, dir string) (moving.Choice, error) {
 	env := processEnvironment()
-	c := moving.Choice{Settings: settle(o, rdma, policy, dir, env)}
+	c := moving.Choice{Settings: settingsOf(o, rdma, policy, dir, env)}
 	if env.Err != nil {
 		return c, env.Err
 	}
@@ -64,8 +64,8 @@ func choose(policy Policy, want []string, o sanconn.Options, rdma RDMA, dir stri
 	return c, nil
 }
 
-// settle returns the settings for a dialer's or listener's options.
-func settle(o sanconn.Options, rdma RDMA, policy Policy, dir string, env *environment.Values) moving.Settings {
+// settingsOf returns the settings for a dialer's or listener's options.
+func settingsOf(o sanconn.Options, rdma RDMA, policy Policy, dir string, env *environment.Values) moving.Settings {
 	s := moving.Settings{
 		Session: session.Config{
 			Threshold:     o.Threshold,

@@ -54,13 +54,13 @@ func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 // DialContext connects to the address as NetDialer.DialContext does, and takes
 // the same networks and addresses. The connection is a *sanconn.Conn around NetDialer's. It
 // begins on TCP. Once it has been used enough for that to pay, it moves to a SAN in the
-// background if its other end can, too; Options.MoveAtOnce has it try at once. InfoOf tells
+// background if its other end can, too; Options.MoveAtOnce has it try at once. InfoOf returns
 // what carries it, and why it has not moved; Stats counts both.
 //
 // With the policy Require no byte goes by TCP: DialContext returns when both directions have
 // moved, which takes a peer that has accepted the connection. It waits for that within ctx, for
 // at most Options.AttemptTimeout or 10 s. The reason is the error otherwise: errors.As finds an
-// *Unavailable in it. A program, of either end, that asks for the descriptor later (File, or
+// *Unavailable in it. A program, of either end, that uses the descriptor later (File, or
 // SyscallConn's Control) takes the connection back to TCP. With the policy Never, and where
 // there is no provider, the connection is NetDialer's own. All errors are *net.OpError, as
 // net's are.
@@ -84,19 +84,19 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	if p.Without != nil || !ok {
 		return plain(c, p.Without, true), nil
 	}
-	conn, h, l := p.Begin(tcp, began)
+	conn := p.Begin(tcp, began)
 	if d.Policy == Require {
 		ctx, cancel := context.WithTimeout(ctx, p.Settings.Attempt)
 		defer cancel()
-		if why := p.MoveNow(ctx, h, l); why != nil {
-			l.Failed(why)
+		if why := p.MoveNow(ctx, conn); why != nil {
+			moving.LifeOf(conn).Failed(why)
 			conn.SetLinger(0)
 			conn.Close()
 			return nil, dialError(network, tcp.LocalAddr(), tcp.RemoteAddr(), requireError{why})
 		}
 		return conn, nil
 	}
-	p.MoveAtOnce(h, l)
+	p.MoveAtOnce(conn)
 	return conn, nil
 }
 

@@ -84,7 +84,10 @@ type diffTCP interface {
 	SetLinger(int) error
 	SetNoDelay(bool) error
 	SetKeepAlive(bool) error
+	SetKeepAlivePeriod(time.Duration) error
+	SetKeepAliveConfig(net.KeepAliveConfig) error
 	SetReadBuffer(int) error
+	SetWriteBuffer(int) error
 	File() (*os.File, error)
 	SyscallConn() (syscall.RawConn, error)
 }
@@ -129,7 +132,11 @@ func (e *diffEnd) do(call diffCall, due int) string {
 		return e.writeAll(max(call.size, 1), e.reserve) // nobody reserves nothing
 	case "RawWrite":
 		return e.writeAll(call.size, e.rawWrite)
-	case "Read", "Peek", "WriteTo", "RawRead", "ReadBehind":
+	case "FromFile", "FromTCP", "FromUnix":
+		return e.copyFrom(call)
+	case "FileWrite":
+		return e.writeFile(call.size)
+	case "Read", "Peek", "WriteTo", "ToFile", "ToTCP", "ToUnix", "RawRead", "ReadBehind", "FileRead":
 		switch {
 		case e.behind != nil:
 			return "there is one"
@@ -141,6 +148,10 @@ func (e *diffEnd) do(call diffCall, due int) string {
 			return e.readAll(call.size, due, e.rawRead)
 		case call.what == "WriteTo":
 			return e.writeTo(due)
+		case call.what == "FileRead":
+			return e.readFile(call.size, due)
+		case call.copiesTo():
+			return e.copyTo(call, due)
 		}
 		e.readBehind(call.size)
 		return "begun"
@@ -162,7 +173,9 @@ func (e *diffEnd) do(call diffCall, due int) string {
 	case "SetLinger1":
 		return diffError(c.SetLinger(1))
 	case "options":
-		return fmt.Sprint(diffError(c.SetNoDelay(false)), diffError(c.SetKeepAlive(true)), diffError(c.SetReadBuffer(1<<20)))
+		return fmt.Sprint(diffError(c.SetNoDelay(false)), diffError(c.SetKeepAlive(true)), diffError(c.SetKeepAlivePeriod(time.Minute)),
+			diffError(c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Minute})),
+			diffError(c.SetReadBuffer(1<<20)), diffError(c.SetWriteBuffer(1<<20)))
 	case "expire":
 		e.expired = true
 		return diffError(e.SetDeadline(time.Unix(1, 0)))

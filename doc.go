@@ -16,6 +16,21 @@
 // why it has not moved. Nothing but the application's bytes goes by TCP, so plain TCP clients
 // and servers at the other end notice nothing.
 //
+// Settings are fields of Dialer and ListenConfig, whose zero values are what Dial and Listen
+// use. With their policy Require no byte goes by TCP. Connections move on Linux; on other
+// systems they are net's own.
+//
+// # Errors
+//
+// Errors are *net.OpError with the causes that TCP has, but for io.EOF, which is itself: code
+// that handles net's handles these. That there is no SAN is an error with the policy Require
+// alone: errors.As finds an *Unavailable in it, which has the Reason.
+//
+// # Concurrency
+//
+// All functions and methods may be called concurrently, those of a connection as those of
+// net.Conn. The fields of a Dialer or ListenConfig must not be changed meanwhile.
+//
 // # Environment
 //
 // An operator can set, for the whole process:
@@ -27,18 +42,18 @@
 //   - SAN_SHM_DIR: Dialer.ShmDir and ListenConfig.ShmDir where the program does not set them.
 //   - SAN_MOVE=now: Options.MoveAtOnce for all dialers.
 //   - SAN_SUBNETS: the only peers to connect to and to accept by verbs, as prefixes
-//     separated by commas.
+//     such as 10.8.0.0/16, separated by commas.
 //   - SAN_IWARP_OFFSET: RDMA.IWARPOffset where the program does not set it.
-//   - SAN_RDMACM=off: the same as RDMA.WithoutCM.
+//   - SAN_RDMACM=off: RDMA.WithoutCM for all.
 //   - SAN_SHARED_DOMAIN=on: all connections of an RDMA device share one protection
-//     domain, also where it takes more than memory windows to keep their peers apart,
-//     and with it registrations. It saves registering memory again for each, and
-//     isolates them less from each other's peers.
+//     domain, and so registrations, also where there are no memory windows to keep their
+//     peers apart. It saves registering memory again for each, but a peer may then reach
+//     memory that is exposed to others: see docs/SECURITY.md.
 //   - SAN_TRAFFIC_CLASS, SAN_SERVICE_LEVEL, SAN_ACK_TIMEOUT: the fields of RDMA of these
 //     names where the program does not set them.
 //   - SAN_ARENA: the size in MiB up to which regcache.DefaultArena may grow.
 //   - SAN_TRACE: a file that gets a line for each message: see docs/DEBUGGING.md.
 //
 // All are read once, at the first Dial or Listen on a TCP network. If a value is not
-// understood, each of these calls fails.
+// understood, every such call fails. docs/OPERATING.md has examples and ranges.
 package san

@@ -107,11 +107,11 @@ func (d *Dialer) explain(ctx context.Context, network, address string, p *moving
 	defer func() { c.Close() }()
 	o.Address = addrPort(c.RemoteAddr())
 	if p != nil {
-		conn, h, l := p.Begin(c.(*net.TCPConn), start)
+		conn := p.Begin(c.(*net.TCPConn), start)
 		c, start = conn, time.Now()
 		ctx, cancel := context.WithTimeout(ctx, p.Settings.Attempt)
 		defer cancel()
-		if why := p.MoveNow(ctx, h, l); why != nil {
+		if why := p.MoveNow(ctx, conn); why != nil {
 			o.Err = why
 			return o
 		}

@@ -51,8 +51,7 @@ func FileConn(f *os.File) (net.Conn, error) {
 	l := &moving.Life{Held: held}
 	cfg := newconn.Config{PassedOn: true, BytesWritten: written, BytesRead: read}
 	l.Plan, cfg.Threshold = planOfEither(tcp)
-	conn, _ := l.TakeOn(tcp, cfg)
-	return conn, nil
+	return l.TakeOn(tcp, cfg), nil
 }
 
 // planOfEither has a connection that has been used try to move as one that was dialed, as no

@@ -481,10 +481,10 @@ func TestDescriptorIsUsedLate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c, h, l2 := p.Begin(tcp.(*net.TCPConn), time.Now())
+			c := p.Begin(tcp.(*net.TCPConn), time.Now())
 			defer c.Close()
 			if p.AtOnce = atOnce; atOnce {
-				p.MoveAtOnce(h, l2)
+				p.MoveAtOnce(c)
 				wantStays(t, c, ReasonStays)
 			}
 			all, got := make([]byte, 3*moving.FirstUse), make([]byte, 3*moving.FirstUse)

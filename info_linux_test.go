@@ -66,7 +66,7 @@ func TestInfoOf(t *testing.T) {
 		}
 	}
 	unused.Close()
-	if got, want := InfoOf(unused), (Info{Provider: "tcp", Fallback: ReasonStays, Cause: moving.ErrEnded.Err}); got != want {
+	if got, want := InfoOf(unused), (Info{Provider: "tcp", Fallback: ReasonStays, Cause: moving.ErrShut.Err}); got != want {
 		t.Errorf("closed before it was used: %+v, want %+v", got, want)
 	}
 }

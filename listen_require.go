@@ -11,13 +11,16 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/moving"
+	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/sanconn"
 )
 
 // required are the connections of a listener with the policy Require: Accept returns those
-// that have moved.
+// that have moved. It does not hold the listener, which the program may forget.
 type required struct {
+	opening
+	tcp        *net.TCPListener
 	ready      chan *sanconn.Conn // room for the whole backlog
 	failed     chan error         // of TCP's Accept
 	places     chan struct{}      // a token for each that moves or is ready
@@ -45,21 +48,23 @@ const patience = requireTimeout / 2
 var errCrowded = &Unavailable{Reason: ReasonResources, Err: errors.New("nobody proposed to move it, and others needed its place")}
 
 // require begins to accept, so that connections move before anybody calls Accept.
-func (l *Listener) require(backlog int) {
+func require(tcp *net.TCPListener, o opening) *required {
 	r := &required{
-		ready:  make(chan *sanconn.Conn, backlog),
-		failed: make(chan error),
-		places: make(chan struct{}, backlog),
+		opening: o,
+		tcp:     tcp,
+		ready:   make(chan *sanconn.Conn, o.backlog),
+		failed:  make(chan error),
+		places:  make(chan struct{}, o.backlog),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.until, r.change = context.WithCancel(r.ctx)
-	l.required = r
-	r.background.Go(func() { r.serve(l) })
+	r.background.Go(r.serve)
+	return r
 }
 
-func (r *required) serve(l *Listener) {
+func (r *required) serve() {
 	for {
-		tcp, err := l.tcp.AcceptTCP()
+		tcp, err := r.tcp.AcceptTCP()
 		if err != nil {
 			if errors.Is(err, net.ErrClosed) {
 				return
@@ -76,7 +81,7 @@ func (r *required) serve(l *Listener) {
 			tcp.Close()
 			return
 		}
-		r.background.Go(func() { r.await(l, tcp) })
+		r.background.Go(func() { r.await(tcp) })
 	}
 }
 
@@ -98,8 +103,8 @@ func (r *required) place() bool {
 	}
 }
 
-// makeRoom has the oldest connection without a proposal give way: clients that say nothing must
-// not keep others out. A young one's dialer may be slow. It returns after how long to look again.
+// makeRoom has the oldest connection without a proposal give way: clients that never propose to move
+// must not keep others out. A young one's dialer may be slow. It returns after how long to look again.
 func (r *required) makeRoom() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -116,8 +121,9 @@ func (r *required) makeRoom() time.Duration {
 }
 
 // await waits until a connection has moved, and resets it otherwise.
-func (r *required) await(ln *Listener, tcp *net.TCPConn) {
-	c, h, l := ln.takeOn(tcp)
+func (r *required) await(tcp *net.TCPConn) {
+	c := r.takeOn(tcp)
+	l := moving.LifeOf(c)
 	ctx, cancel := context.WithTimeout(r.ctx, requireTimeout)
 	defer cancel()
 	ctx, giveWay := context.WithCancelCause(ctx)
@@ -126,7 +132,7 @@ func (r *required) await(ln *Listener, tcp *net.TCPConn) {
 	r.mu.Lock()
 	r.silent = append(r.silent, its)
 	r.mu.Unlock()
-	err := h.Moved(ctx)
+	err := newconn.HandleOf(c).Moved(ctx)
 	r.mu.Lock()
 	i := slices.Index(r.silent, its)
 	r.silent = slices.Delete(r.silent, i, i+1)
@@ -143,6 +149,7 @@ func (r *required) await(ln *Listener, tcp *net.TCPConn) {
 	c.Close()
 }
 
+// accept is Accept. It uses l behind its wait, so that l is not taken for forgotten meanwhile.
 func (r *required) accept(l *Listener) (net.Conn, error) {
 	for {
 		r.mu.Lock()
@@ -181,6 +188,7 @@ func (r *required) setDeadline(t time.Time) error {
 }
 
 func (r *required) close() {
+	r.tcp.Close() // unless Close has
 	r.cancel()
 	r.background.Wait()
 	for {

@@ -87,8 +87,8 @@ type MoveProposal struct {
 	LocalAddr, RemoteAddr *net.TCPAddr // the connection's, as at this end, without zones
 	Provider              string       // "shm", "verbs"
 
-	// UID is the user of the process at the other end, as the kernel tells: of a process of
-	// this network namespace, by shm. Otherwise it is -1.
+	// UID is the user of the process at the other end, by the kernel's credentials, where that
+	// is a process of this network namespace (by shm). Otherwise it is -1.
 	UID int64
 }
 
@@ -176,7 +176,7 @@ type opening struct {
 	condition moving.Condition
 }
 
-// opening returns what the configuration and the environment say.
+// opening returns what the configuration and the environment set.
 func (lc *ListenConfig) opening() (o opening, err error) {
 	o.policy = lc.Policy
 	if decide := lc.Condition; decide != nil {
@@ -210,7 +210,7 @@ func (o opening) around(tcp *net.TCPListener) (*Listener, error) {
 	o.choice.Settings.Zone = cmp.Or(o.choice.Settings.Zone, tcp.Addr().(*net.TCPAddr).Zone)
 	o.choice.Settings.Namespace = tcpid.Namespace(tcp)
 	l := &Listener{tcp: tcp, opening: o, lacks: make(map[string]*Unavailable), parts: &parts{release: func() {}}}
-	if release, err := tcpid.Hold(tcp); err == nil { // otherwise each move asks for itself
+	if release, err := tcpid.Hold(tcp); err == nil { // otherwise each move opens what queries the kernel
 		l.release = release
 	}
 	l.choice.Providers = nil
@@ -231,7 +231,7 @@ func (o opening) around(tcp *net.TCPListener) (*Listener, error) {
 		return nil, requireError{l.choice.Without}
 	}
 	if o.policy == Require {
-		l.require(o.backlog)
+		l.required = require(tcp, l.opening)
 	}
 	runtime.AddCleanup(l, (*parts).forgotten, l.parts)
 	return l, nil
@@ -239,20 +239,20 @@ func (o opening) around(tcp *net.TCPListener) (*Listener, error) {
 
 // Listener accepts connections on one address. Its methods may be called concurrently.
 type Listener struct {
-	opening  // providers: those that it has
-	tcp      *net.TCPListener
-	*parts                           // of its providers
-	lacks    map[string]*Unavailable // why it does not have a provider, by its name
-	required *required               // with the policy Require, else nil
+	opening // providers: those that it has
+	tcp     *net.TCPListener
+	*parts
+	lacks map[string]*Unavailable // why it does not have a provider, by its name
 }
 
-// parts are those of a listener's providers. They do not hold the listener: one that the program
+// parts are what a listener has going on. They do not hold the listener: one that the program
 // forgets without Close, as servers do that make one for each transfer, has them closed, as net
 // closes TCP's.
 type parts struct {
-	acceptors []moving.Acceptor
-	release   func() // of tcpid.Hold
+	acceptors []moving.Acceptor // of its providers
+	release   func()            // of tcpid.Hold
 	closing   sync.Once
+	required  *required // with the policy Require, else nil
 }
 
 func (p *parts) close() (err error) {
@@ -261,6 +261,9 @@ func (p *parts) close() (err error) {
 			err = errors.Join(err, a.Close())
 		}
 		p.release()
+		if p.required != nil {
+			p.required.close()
+		}
 	})
 	return err
 }
@@ -286,17 +289,15 @@ func (l *Listener) accepted(tcp *net.TCPConn) net.Conn {
 	if len(l.acceptors) == 0 {
 		return plain(tcp, l.choice.Without, false)
 	}
-	c, _, _ := l.takeOn(tcp)
-	return c
+	return l.takeOn(tcp)
 }
 
-// takeOn has a connection found that this listener has accepted, also once the listener is
+// takeOn has a connection found that a listener has accepted, also once the listener is
 // closed.
-func (l *Listener) takeOn(tcp *net.TCPConn) (*sanconn.Conn, newconn.Handle, *moving.Life) {
-	held, _ := l.hold(tcp)
-	its := &moving.Life{Held: held, Condition: l.condition}
-	c, h := its.TakeOn(tcp, newconn.Config{Threshold: moving.FirstUse / 2}) // its dialer, which begins, counts as well
-	return c, h, its
+func (o *opening) takeOn(tcp *net.TCPConn) *sanconn.Conn {
+	held, _ := o.hold(tcp)
+	its := &moving.Life{Held: held, Condition: o.condition}
+	return its.TakeOn(tcp, newconn.Config{Threshold: moving.FirstUse / 2}) // its dialer, which begins, counts as well
 }
 
 // Addr is the TCP listener's address, a *net.TCPAddr.
@@ -352,17 +353,8 @@ func (l *Listener) File() (*os.File, error) { return l.tcp.File() }
 // still move afterwards.
 func (l *Listener) Close() error {
 	err := l.tcp.Close()
-	if sans := l.closeSANs(); sans != nil {
+	if sans := l.parts.close(); sans != nil {
 		err = errors.Join(err, sans)
-	}
-	return err
-}
-
-// closeSANs is Close without TCP.
-func (l *Listener) closeSANs() error {
-	err := l.parts.close()
-	if l.required != nil {
-		l.required.close()
 	}
 	return err
 }

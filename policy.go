@@ -14,7 +14,7 @@ const (
 	Prefer Policy = iota
 	// Require uses a SAN or fails. A listener with it resets connections that have not moved
 	// within 10 s, or have had bytes on TCP before. It is for Dial and Accept: a program, of either
-	// end, that asks for the descriptor later (File, SyscallConn) takes a connection back to TCP.
+	// end, that uses the descriptor later (File, SyscallConn) takes a connection back to TCP.
 	Require
 	// Never uses TCP alone: no SAN is tried or offered.
 	Never
@@ -55,9 +55,9 @@ const (
 	ReasonRefused     = session.ReasonRefused     // the listener's Condition refuses it
 )
 
-// Unavailable is why a connection could not be had over a SAN. Where the policy is
-// Require, errors.As finds an *Unavailable in the error. Its fields are Reason, of the type Reason,
-// and Err, an error with the detail or nil; its methods are Error and Unwrap, which returns Err.
+// Unavailable is why a connection is not on a SAN. Where the policy is Require, errors.As finds an
+// *Unavailable in the error. Its fields are Reason, of the type Reason, and Err, an error with the
+// detail or nil; its methods are Error and Unwrap, which returns Err.
 type Unavailable = session.Unavailable
 
 // isTCP reports whether a SAN can stand in for the network.

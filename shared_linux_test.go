@@ -162,23 +162,26 @@ func namesOf(t testing.TB, at net.Addr) []string {
 // has accepted lives on, and is found.
 func TestForgottenListenerIsClosed(t *testing.T) {
 	onlyShm(t)
-	for _, accepts := range []bool{false, true} {
+	for _, of := range []struct {
+		policy  Policy
+		accepts bool
+	}{{Prefer, false}, {Prefer, true}, {Require, false}, {Require, true}} {
 		var at net.Addr
 		var c, s net.Conn
 		func() {
-			l, err := Listen("tcp", "127.0.0.1:0")
+			l, err := (&ListenConfig{Policy: of.policy}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
 			}
 			if at = l.Addr(); len(namesOf(t, at)) != 1 {
 				t.Errorf("found by %v", namesOf(t, at))
 			}
-			if accepts {
-				c, s = mustDial(t, new(Dialer), at.String()), mustAccept(t, l)
+			if of.accepts {
+				c, s = mustDial(t, &Dialer{Policy: of.policy}, at.String()), mustAccept(t, l)
 			}
 			runtime.KeepAlive(l)
 		}()
-		waitFor(t, "TCP's end", func() bool {
+		waitFor(t, fmt.Sprintf("TCP's end, with %v", of.policy), func() bool {
 			runtime.GC()
 			tcp, err := net.Dial("tcp", at.String())
 			if err == nil {
@@ -186,7 +189,7 @@ func TestForgottenListenerIsClosed(t *testing.T) {
 			}
 			return err != nil
 		})
-		if accepts {
+		if of.accepts {
 			wantMovedByUse(t, c, s, shm.Name)
 			s.Close()
 		}
@@ -194,6 +197,40 @@ func TestForgottenListenerIsClosed(t *testing.T) {
 			runtime.GC()
 			return len(namesOf(t, at)) == 0
 		})
+	}
+}
+
+// … but not one that nothing has but an Accept that waits.
+func TestListenerThatAcceptsIsNotForgotten(t *testing.T) {
+	onlyShm(t)
+	for _, policy := range []Policy{Prefer, Require} {
+		accepted := make(chan net.Conn, 1)
+		listen := func(accepts bool) net.Addr {
+			l, err := (&ListenConfig{Policy: policy}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if accepts {
+				go func() {
+					c, err := l.Accept()
+					if err != nil {
+						t.Error(err)
+					}
+					accepted <- c
+				}()
+			}
+			return l.Addr()
+		}
+		at, other := listen(true), listen(false)
+		waitFor(t, fmt.Sprintf("another one to be forgotten, with %v", policy), func() bool {
+			runtime.GC()
+			return len(namesOf(t, other)) == 0
+		})
+		c := mustDial(t, &Dialer{Policy: policy}, at.String())
+		if s := <-accepted; s != nil {
+			wantMovedByUse(t, c, s, shm.Name)
+			s.Close()
+		}
 	}
 }
 

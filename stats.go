@@ -32,10 +32,11 @@ type Counters struct {
 // be called concurrently.
 func Stats() Counters { return Counters(moving.Counted()) }
 
-// Dump writes what sanconn.Conn.Debug says of each connection of the process that has moved to a
+// Dump writes what sanconn.Conn.Debug returns for each connection of the process that has moved to a
 // SAN, is about to, or was closed and still delivers, and how many wait for their move. It is
-// for people who look at a stuck process: docs/DEBUGGING.md shows how to have it when one asks
-// for it. It may be called at any time, waits for no connection, and returns the first error of w.
+// for people who look at a stuck process: docs/DEBUGGING.md shows how to get it from a running
+// program. It may be called at any time, waits some milliseconds for each connection at most, and
+// returns the first error of w.
 func Dump(w io.Writer) error {
 	waiting, running := "busy", "busy"
 	if r, w, ok := moving.Queue.Counts(); ok {

@@ -72,7 +72,8 @@ func TestUrgentDataBesideAttempts(t *testing.T) {
 	}
 }
 
-// Urgent data moves a connection that has not been used; where the other end is plain it fails.
+// Urgent data moves a connection that has not been used, or that a look at its descriptor has taken
+// back; where the program has the descriptor, or the other end is plain, it fails.
 func TestUrgentDataMovesTheConnection(t *testing.T) {
 	onlyShm(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
@@ -95,9 +96,35 @@ func TestUrgentDataMovesTheConnection(t *testing.T) {
 		return err == nil && string(b[:n]) == "!"
 	})
 
+	raw, err := c.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(uintptr) {})
+	}
+	if err != nil || c.Provider() != providerTCP {
+		t.Fatal(err, c.Provider())
+	}
+	waitFor(t, "urgent data moves it again", func() bool {
+		began := time.Now()
+		n, err := c.WriteUrgent([]byte("!"))
+		if took := time.Since(began); err != nil && took < time.Second {
+			t.Fatalf("behind a look: %d, %v, after %v", n, err, took)
+		}
+		return err == nil
+	})
+	file, err := c.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	began := time.Now()
+	n, err := c.WriteUrgent([]byte("!"))
+	if took := time.Since(began); n != 0 || !errors.Is(err, errors.ErrUnsupported) || took >= time.Second {
+		t.Errorf("where the program has the descriptor: %d, %v, after %v", n, err, took)
+	}
+
 	plain := plainListen(t, "127.0.0.1:0")
 	c = mustDial(t, new(Dialer), plain.Addr().String()).(*sanconn.Conn)
-	n, err := c.WriteUrgent([]byte("!"))
+	n, err = c.WriteUrgent([]byte("!"))
 	var oe *net.OpError
 	if n != 0 || !errors.Is(err, errors.ErrUnsupported) || !errors.As(err, &oe) || oe.Op != "write" {
 		t.Errorf("to a plain end: %d, %v", n, err)

@@ -33,8 +33,8 @@ func dialedByNet(tcp *net.TCPConn) (net.Conn, error) {
 		plain(tcp, p.Without, true)
 		return nil, nil
 	}
-	conn, h, l := p.Begin(tcp, time.Time{})
-	p.MoveAtOnce(h, l)
+	conn := p.Begin(tcp, time.Time{})
+	p.MoveAtOnce(conn)
 	return conn, nil
 }
 
@@ -62,4 +62,4 @@ func (n netListener) Accepted(tcp *net.TCPConn) net.Conn {
 	return nil
 }
 
-func (n netListener) Close() error { return n.l.closeSANs() }
+func (n netListener) Close() error { return n.l.parts.close() }

@@ -1,31 +1,23 @@
 package ibv
 
-// AsyncEventType is enum ibv_event_type.
+// AsyncEventType is enum ibv_event_type, of which the others concern nobody here.
 type AsyncEventType uint32
 
 const (
-	EventCQErr          AsyncEventType = 0 // overrun: everything on it is lost
-	EventQPFatal        AsyncEventType = 1
-	EventQPReqErr       AsyncEventType = 2
-	EventQPAccessErr    AsyncEventType = 3
-	EventCommEst        AsyncEventType = 4
-	EventSQDrained      AsyncEventType = 5
-	EventDeviceFatal    AsyncEventType = 8 // also: removed
-	EventPortActive     AsyncEventType = 9
-	EventPortErr        AsyncEventType = 10
-	EventLIDChange      AsyncEventType = 11
-	EventPKeyChange     AsyncEventType = 12
-	EventSMChange       AsyncEventType = 13
-	EventClientReregist AsyncEventType = 17
-	EventGIDChange      AsyncEventType = 18
+	EventCQErr       AsyncEventType = 0 // overrun: everything on it is lost
+	EventQPFatal     AsyncEventType = 1
+	EventQPReqErr    AsyncEventType = 2
+	EventQPAccessErr AsyncEventType = 3
+	EventCommEst     AsyncEventType = 4
+	EventDeviceFatal AsyncEventType = 8 // also: removed
+	EventPortActive  AsyncEventType = 9
+	EventPortErr     AsyncEventType = 10
 )
 
 var asyncNames = map[AsyncEventType]string{
 	EventCQErr: "CQ error", EventQPFatal: "QP fatal", EventQPReqErr: "QP request error",
-	EventQPAccessErr: "QP access error", EventCommEst: "communication established", EventSQDrained: "SQ drained",
+	EventQPAccessErr: "QP access error", EventCommEst: "communication established",
 	EventDeviceFatal: "device fatal", EventPortActive: "port active", EventPortErr: "port error",
-	EventLIDChange: "LID change", EventPKeyChange: "P_Key change", EventSMChange: "SM change",
-	EventClientReregist: "client reregister", EventGIDChange: "GID change",
 }
 
 func (t AsyncEventType) String() string { return name(t, asyncNames, "async event") }

@@ -3,7 +3,9 @@
 // completion queues, reliable-connected queue pairs, and rdma_cm.
 //
 // It has only the verbs, not what they are used for: no protocol, no policy, no
-// buffers of its own. provider/verbs and "sanperf devices" use it.
+// buffers of its own. provider/verbs and "sanperf devices" use it. [Available] comes
+// first, then [Open] of one of [Devices], or an [ID] of rdma_cm, which finds its
+// device by an address.
 //
 // It is exported to the library's other parts: versions keep nothing of it for programs
 // (docs/COMPATIBILITY.md).
@@ -12,7 +14,8 @@
 // needed to build, and none of its libraries to run a program that imports this
 // package. Where they cannot be used (another system than Linux, CGO_ENABLED=0,
 // a static binary, rdma-core not installed) everything still builds, [Available]
-// returns the reason, and every constructor fails with that error.
+// returns the reason, and every constructor fails with that error. Errors of calls
+// wrap the errno that C has returned.
 //
 // # Concurrency
 //

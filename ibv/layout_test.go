@@ -79,11 +79,9 @@ func TestMirroredConstantsAreTheSystems(t *testing.T) {
 		"IBV_QP_MIN_RNR_TIMER": int(MaskMinRNRTimer), "IBV_QP_SQ_PSN": int(MaskSQPSN), "IBV_QP_MAX_DEST_RD_ATOMIC": int(MaskMaxDestReadAtomic),
 		"IBV_QP_DEST_QPN":  int(MaskDestQPN),
 		"IBV_EVENT_CQ_ERR": int(EventCQErr), "IBV_EVENT_QP_FATAL": int(EventQPFatal), "IBV_EVENT_QP_REQ_ERR": int(EventQPReqErr),
-		"IBV_EVENT_QP_ACCESS_ERR": int(EventQPAccessErr), "IBV_EVENT_COMM_EST": int(EventCommEst), "IBV_EVENT_SQ_DRAINED": int(EventSQDrained),
-		"IBV_EVENT_PATH_MIG": 6, "IBV_EVENT_PATH_MIG_ERR": 7, // QP events too
+		"IBV_EVENT_QP_ACCESS_ERR": int(EventQPAccessErr), "IBV_EVENT_COMM_EST": int(EventCommEst),
+		"IBV_EVENT_SQ_DRAINED": 5, "IBV_EVENT_PATH_MIG": 6, "IBV_EVENT_PATH_MIG_ERR": 7, // QP events too
 		"IBV_EVENT_DEVICE_FATAL": int(EventDeviceFatal), "IBV_EVENT_PORT_ACTIVE": int(EventPortActive), "IBV_EVENT_PORT_ERR": int(EventPortErr),
-		"IBV_EVENT_LID_CHANGE": int(EventLIDChange), "IBV_EVENT_PKEY_CHANGE": int(EventPKeyChange), "IBV_EVENT_SM_CHANGE": int(EventSMChange),
-		"IBV_EVENT_CLIENT_REREGISTER": int(EventClientReregist), "IBV_EVENT_GID_CHANGE": int(EventGIDChange),
 		"RDMA_CM_EVENT_ADDR_RESOLVED": int(AddrResolved), "RDMA_CM_EVENT_ADDR_ERROR": int(AddrError), "RDMA_CM_EVENT_ROUTE_RESOLVED": int(RouteResolved),
 		"RDMA_CM_EVENT_ROUTE_ERROR": int(RouteError), "RDMA_CM_EVENT_CONNECT_REQUEST": int(ConnectRequest), "RDMA_CM_EVENT_CONNECT_RESPONSE": int(ConnectResponse),
 		"RDMA_CM_EVENT_CONNECT_ERROR": int(ConnectError), "RDMA_CM_EVENT_UNREACHABLE": int(Unreachable), "RDMA_CM_EVENT_REJECTED": int(Rejected),

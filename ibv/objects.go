@@ -5,12 +5,12 @@ import "sync"
 // handle is an object of the libraries. Zero: none, or closed.
 type handle uintptr
 
-// close has free free the object, unless that was done. After an error it is still there.
-func (h *handle) close(verb, on string, free func(handle) int) error {
+// close has destroy end the object, unless that was done. After an error it is still there.
+func (h *handle) close(verb, on string, destroy func(handle) int) error {
 	if *h == 0 {
 		return nil
 	}
-	errno := free(*h)
+	errno := destroy(*h)
 	if errno == 0 {
 		*h = 0
 	}
@@ -18,8 +18,8 @@ func (h *handle) close(verb, on string, free func(handle) int) error {
 }
 
 // closeObject is close for an object that events may be about.
-func (h *handle) closeObject(verb, on string, free func(handle) int, token uint64) error {
-	err := h.close(verb, on, free)
+func (h *handle) closeObject(verb, on string, destroy func(handle) int, token uint64) error {
+	err := h.close(verb, on, destroy)
 	if err == nil {
 		objects.remove(token)
 	}

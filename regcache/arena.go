@@ -34,9 +34,9 @@ const (
 )
 
 // An Arena hands out buffers of memory that the library owns. It is mapped once,
-// outside the Go heap, and never moves, so each cache registers it once (the smaller
-// buffers together) and always hits from then on. Control buffers and bounce buffers
-// come from it, and buffers for programs whose data is to be moved without a copy.
+// outside the Go heap, and never moves, so each cache registers it at its first use (the smaller
+// buffers together) and hits from then on, until it is evicted or its users have left. The buffers of
+// connections come from one, and buffers for programs whose data is to be moved without a copy.
 //
 // Its methods may be called concurrently.
 type Arena struct {
@@ -228,8 +228,7 @@ func (a *Arena) unmap(idle []*chunk) {
 	}
 	a.bytes -= gone
 	for _, c := range kept {
-		a.chunks[c] = struct{}{}
-		a.cutLocked(c, c.shift)
+		a.chunks[c] = struct{}{} // growLocked cuts it
 	}
 }
 

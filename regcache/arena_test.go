@@ -99,6 +99,42 @@ func TestArenaStaysWithinItsLimit(t *testing.T) {
 	}
 }
 
+// Memory that goes over to buffers of another size, or is unmapped for larger ones, is handed
+// out once.
+func TestArenaMemoryOfAnotherSizeIsHandedOutOnce(t *testing.T) {
+	const size = 256 << 10
+	a := NewArena(64<<10, size)
+	defer a.Close()
+	for _, n := range []int{4096, 64 << 10, 8192, size, 4096, 128 << 10, 64 << 10, 4096} {
+		var buffers []*Buffer
+		for b, err := a.Get(n); err == nil; b, err = a.Get(n) {
+			fill(b.Bytes(), byte(len(buffers)))
+			buffers = append(buffers, b)
+		}
+		if len(buffers) != size/n {
+			t.Errorf("%d buffers of %d bytes", len(buffers), n)
+		}
+		want := make([]byte, n)
+		for i, b := range buffers {
+			if fill(want, byte(i)); !bytes.Equal(b.Bytes(), want) {
+				t.Errorf("buffer %d of %d bytes was overwritten by another", i, n)
+			}
+			b.Put()
+		}
+	}
+}
+
+// A buffer that was not put back keeps its memory when its arena is closed.
+func TestArenaCloseLeavesABufferItsMemory(t *testing.T) {
+	a := NewArena(64<<10, 256<<10)
+	b := get(t, a, 4096)
+	if err := a.Close(); err != ErrInUse {
+		t.Errorf("Close: %v, want ErrInUse", err)
+	}
+	fill(b.Bytes(), 1)
+	b.Put()
+}
+
 // A buffer gets a larger piece when nothing else is left, even one that would need a chunk
 // of its own.
 func TestArenaStaysWithinItsLimitForLargeBuffers(t *testing.T) {

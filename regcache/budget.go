@@ -1,13 +1,12 @@
 package regcache
 
 import (
-	"container/heap"
+	"container/list"
 	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -29,10 +28,7 @@ const (
 // in use is never taken away; memory that does not fit is registered for one use. Its
 // methods may be called concurrently.
 type Budget struct {
-	// epoch counts changes of the caches. Regions store the epoch of their last use,
-	// which orders them well enough, and saves a hit that write while nothing changes.
-	epoch atomic.Uint64
-	seen  seen
+	seen seen
 
 	// memlock is RLIMIT_MEMLOCK if it applies, else 0. Larger registrations are not
 	// tried.
@@ -44,7 +40,7 @@ type Budget struct {
 	usual      bool  // these are the process's by default
 	bytes      int64 // of regions that are in a cache, or being put there
 	entries    int
-	order      regionHeap // every region in a cache, least recently used first
+	order      list.List // of every region in a cache, to be evicted from the front on
 	why        string
 	caches     map[*Cache]struct{} // those that are not completely closed
 	past       Stats               // of the others
@@ -62,8 +58,8 @@ func NewBudget(maxBytes int64, maxEntries int) *Budget {
 
 // DefaultBudget returns the budget of the process: 256 MiB in 1024 registrations, and as
 // much as DefaultArena may have in pieces of 128 KiB, but no more than half of
-// RLIMIT_MEMLOCK where that applies (it does not to a process with CAP_IPC_LOCK in the initial user namespace). SetLimits
-// changes it.
+// RLIMIT_MEMLOCK where that applies (it does not to a process with CAP_IPC_LOCK in the
+// initial user namespace). SetLimits changes it.
 var DefaultBudget = sync.OnceValue(func() *Budget {
 	b := NewBudget(defaultMaxBytes, defaultMaxEntries)
 	b.why = "no RLIMIT_MEMLOCK applies"
@@ -138,30 +134,22 @@ func (b *Budget) unreserve(n int64) {
 	b.mu.Unlock()
 }
 
-// makeRoomLocked evicts the least recently used regions until n more bytes and entries fit.
-// The caller drops the victims, whether or not they do.
+// makeRoomLocked evicts regions until n more bytes and entries fit, those first that were not used
+// for the longest time, as far as used tells. The caller drops the victims, whether or not they do.
 func (b *Budget) makeRoomLocked(n int64, entries int) (victims []*Region, ok bool) {
-	// Two tries for each region suffice: one to move it to its new place if it was used
-	// since the last time, and one to evict it unless it is in use.
-	for tries := 2 * len(b.order); ; tries-- {
+	// Two tries for each region suffice: one to move it behind all others if it was used since
+	// the last time, and one to evict it unless it is in use.
+	for tries := 2 * b.order.Len(); ; tries-- {
 		if b.bytes+n <= b.maxBytes && b.entries+entries <= b.maxEntries {
 			return victims, true
 		}
-		if tries <= 0 || len(b.order) == 0 {
+		if tries <= 0 || b.order.Len() == 0 {
 			return victims, false
 		}
-		r := b.order[0]
-		switch used := r.used.Load(); {
-		case used > r.rank:
-			r.rank = used
-			heap.Fix(&b.order, 0)
-		case b.evictLocked(r):
-			r.cache.stats.Evictions++
+		if r := b.order.Front().Value.(*Region); !r.used.Swap(false) && b.evictLocked(r) {
 			victims = append(victims, r)
-		default: // in use: move it behind all others, so that tries suffices
-			r.rank = b.epoch.Add(1)
-			r.used.Store(r.rank)
-			heap.Fix(&b.order, 0)
+		} else {
+			b.order.MoveToBack(r.place)
 		}
 	}
 }
@@ -174,9 +162,11 @@ const flushTime = time.Second
 // others are giving back.
 func (b *Budget) Flush() {
 	b.mu.Lock()
-	victims := b.evictIdleLocked(nil)
-	for _, r := range victims {
-		r.cache.stats.Evictions++
+	var victims []*Region
+	for _, r := range b.regionsLocked() {
+		if b.evictLocked(r) {
+			victims = append(victims, r)
+		}
 	}
 	caches := slices.Collect(maps.Keys(b.caches))
 	b.mu.Unlock()
@@ -190,17 +180,6 @@ func (b *Budget) Flush() {
 	}
 }
 
-// evictIdleLocked takes all that is not in use out of a cache (nil: of each); the caller drops
-// it.
-func (b *Budget) evictIdleLocked(of *Cache) (victims []*Region) {
-	for _, r := range slices.Clone(b.order) {
-		if (of == nil || r.cache == of) && b.evictLocked(r) {
-			victims = append(victims, r)
-		}
-	}
-	return victims
-}
-
 // evictLocked takes a region out of its cache if it is not in use; the caller drops it.
 // r.cached is true.
 func (b *Budget) evictLocked(r *Region) bool {
@@ -208,6 +187,7 @@ func (b *Budget) evictLocked(r *Region) bool {
 		return false
 	}
 	b.removeLocked(r)
+	r.cache.stats.Evictions++
 	return true
 }
 
@@ -224,11 +204,10 @@ func (b *Budget) removeLocked(r *Region) {
 	st.Hits += r.hits.Swap(0)
 	st.Entries--
 	st.Bytes -= r.size()
-	heap.Remove(&b.order, r.place)
+	b.order.Remove(r.place)
 	b.bytes -= r.size()
 	b.entries--
 	r.cached = false
-	b.epoch.Add(1)
 }
 
 // insertLocked puts a region into its cache; the room was reserved.
@@ -237,33 +216,16 @@ func (b *Budget) insertLocked(r *Region) {
 	r.cache.stats.Entries++
 	r.cache.stats.Bytes += r.size()
 	r.cached = true
-	r.rank = b.epoch.Add(1)
-	r.used.Store(r.rank)
-	heap.Push(&b.order, r)
+	r.place = b.order.PushBack(r)
 }
 
-// regionHeap orders regions by the epoch of their last use.
-type regionHeap []*Region
-
-func (h regionHeap) Len() int           { return len(h) }
-func (h regionHeap) Less(i, j int) bool { return h[i].rank < h[j].rank }
-func (h regionHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].place, h[j].place = i, j
-}
-
-func (h *regionHeap) Push(x any) {
-	r := x.(*Region)
-	r.place = len(*h)
-	*h = append(*h, r)
-}
-
-func (h *regionHeap) Pop() any {
-	last := len(*h) - 1
-	r := (*h)[last]
-	(*h)[last] = nil
-	*h = (*h)[:last]
-	return r
+// regionsLocked lists the regions in all caches.
+func (b *Budget) regionsLocked() []*Region {
+	all := make([]*Region, 0, b.order.Len())
+	for e := b.order.Front(); e != nil; e = e.Next() {
+		all = append(all, e.Value.(*Region))
+	}
+	return all
 }
 
 func sizeString(n int64) string {

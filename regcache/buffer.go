@@ -66,7 +66,5 @@ func (b *Buffer) Put() {
 	defer a.mu.Unlock()
 	p.chunk.used--
 	a.used -= 1 << p.chunk.shift
-	if !a.closed {
-		a.free[p.chunk.shift] = append(a.free[p.chunk.shift], p)
-	}
+	a.free[p.chunk.shift] = append(a.free[p.chunk.shift], p)
 }

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 )
 
@@ -55,8 +56,9 @@ type Cache struct {
 	closed    atomic.Bool
 	all       regionSet // everything registered, for Close
 
-	stats Stats     // this and what follows: guarded by budget.mu
-	dead  []*Region // for the goroutine of dropLater to deregister
+	stats   Stats       // this and what follows: guarded by budget.mu
+	dead    []*Region   // for the goroutine of dropLater to deregister
+	sweeper *time.Timer // nil unless a sweep is to come
 }
 
 // New returns an empty cache for registrar.
@@ -86,37 +88,43 @@ func New(registrar Registrar, config Config) *Cache {
 //
 // Errors: ErrUnknownMemory, ErrClosed, syscall.EINVAL for an empty slice, one that
 // matches syscall.ENOBUFS when the device takes no more memory though everything
-// unused was given back, or not so much at once, or the registrar's own.
-func (c *Cache) Acquire(b []byte, access Access) (*Region, error) {
+// unused was given back, or not so much at once, or did so at one of the last 1,024 uses of b; or the
+// registrar's own.
+func (c *Cache) Acquire(b []byte, access Access) (*Region, error) { return c.acquire(b, access, nil) }
+
+// acquire is Acquire for a user, or nil.
+func (c *Cache) acquire(b []byte, access Access, u *User) (*Region, error) {
 	if len(b) == 0 {
 		return nil, fmt.Errorf("regcache: acquire: empty slice: %w", syscall.EINVAL)
 	}
 	if access&remoteAccess != 0 {
-		return c.registerForPeer(b, access)
+		return c.registerForPeer(b, access, u)
 	}
-	if r := c.lookup(b, access); r != nil {
+	if r := c.lookup(b, access, u); r != nil {
 		return r, nil
 	}
-	r, err := c.miss(b, access)
+	r, err := c.miss(b, access, u)
 	runtime.KeepAlive(unsafe.SliceData(b))
 	return r, err
 }
 
-// lookup is the hit. It neither locks nor allocates, and makes no system call except for
-// watched memory.
-func (c *Cache) lookup(b []byte, access Access) *Region {
+// lookup is the hit. It neither locks nor allocates, but for a user's first of a region, and makes no
+// system call except for watched memory.
+func (c *Cache) lookup(b []byte, access Access, u *User) *Region {
 	start := addressOf(b)
 	r := c.index.find(start, start+uintptr(len(b)))
 	if r == nil || r.access&access != access || !r.hold() {
 		return nil
 	}
-	if !r.proof.valid() {
-		r.invalidate(r.kind.cause())
+	if !r.proof.valid() { // what has ended the proof takes the region out, or else merge does
 		r.Release()
 		return nil
 	}
-	if epoch := c.budget.epoch.Load(); r.used.Load() != epoch {
-		r.used.Store(epoch)
+	if !r.used.Load() {
+		r.used.Store(true)
+	}
+	if u != nil && r.lastUser.Load() != u {
+		r.note(u)
 	}
 	r.hits.Add(1)
 	return r
@@ -124,7 +132,7 @@ func (c *Cache) lookup(b []byte, access Access) *Region {
 
 // miss registers b: for the cache if it is worth it and there is room, else for this use
 // alone.
-func (c *Cache) miss(b []byte, access Access) (*Region, error) {
+func (c *Cache) miss(b []byte, access Access, u *User) (*Region, error) {
 	if c.closed.Load() {
 		return nil, ErrClosed
 	}
@@ -134,14 +142,18 @@ func (c *Cache) miss(b []byte, access Access) (*Region, error) {
 		c.count(func(s *Stats) { s.Unknown++ })
 		return nil, ErrUnknownMemory
 	}
-	if worth, _ := c.worthCaching(b, m, 1); c.config.Disabled || !worth {
+	worth, err := c.worthAcquired(b, m)
+	if err != nil {
+		return nil, err
+	}
+	if c.config.Disabled || !worth {
 		return c.once(b, access, nil, &c.stats.Once)
 	}
-	r, err := c.promote(b, access, m)
+	r, err := c.promote(b, access, m, u)
 	if err != nil && !errors.Is(err, syscall.ENOBUFS) {
 		// Perhaps because of what lies around b: a guard page, or the end of a file.
 		m.lo, m.hi = addressOf(b), addressOf(b)+uintptr(len(b))
-		r, _ = c.promote(b, access, m)
+		r, _ = c.promote(b, access, m, u)
 	}
 	if r != nil {
 		return r, nil
@@ -159,15 +171,29 @@ func (c *Cache) classify(b []byte) memory {
 	return m
 }
 
-// worthCaching reports whether memory is to be cached now: declared and watched memory at
-// its first use, other memory after so many since it last was. ENOBUFS: the device has refused it
-// lately (refusedUses).
+// worthCaching reports whether memory is to be cached now: an arena's always, other memory after so
+// many uses since it last was; what is declared or watched has had them at the first. ENOBUFS: the
+// device has refused it lately (refusedUses).
 func (c *Cache) worthCaching(b []byte, m memory, uses int) (worth bool, err error) {
-	times := c.budget.seen.note(c.useOf(b, m))
+	before := 0
+	if m.promised() {
+		before = uses
+	}
+	times := c.budget.seen.note(c.useOf(b, m), before)
 	if times < 0 {
 		err = syscall.ENOBUFS
 	}
-	return times >= uses || m.kind == Declared || m.kind == Watched, err
+	return times >= uses || m.unforked, err
+}
+
+// worthAcquired is worthCaching for memory that is registered now, if only for this use. What the
+// device has refused lately is not tried, but for an arena's.
+func (c *Cache) worthAcquired(b []byte, m memory) (worth bool, err error) {
+	worth, err = c.worthCaching(b, m, 1)
+	if err != nil && !m.unforked {
+		return false, c.refused(len(b), errors.New("refused lately"))
+	}
+	return worth || m.promised(), nil
 }
 
 func (c *Cache) useOf(b []byte, m memory) use {
@@ -182,8 +208,9 @@ func (c *Cache) useOf(b []byte, m memory) use {
 }
 
 // Worth reports whether an Acquire of b with this local access would find it registered, or
-// register it for the cache: it is declared or watched memory, or it was acquired, or looked
-// at by Worth, so many times before (at least 1), since it was last to be put into the cache.
+// register it for the cache: it is an arena's, or declared or watched memory that is new, or it was
+// acquired, or looked at by Worth, so many times before (at least 1), since it was last to be put into
+// the cache.
 // Worth registers nothing and does not block. Its error is ErrUnknownMemory, as Acquire's would be, or
 // syscall.ENOBUFS for memory that the device refused at one of the last 1,024 uses.
 func (c *Cache) Worth(b []byte, access Access, uses int) (bool, error) {
@@ -222,7 +249,7 @@ func (c *Cache) once(b []byte, access Access, pin *Region, count *uint64) (*Regi
 
 // registerForPeer registers exactly b for a peer. A cached local registration beneath it keeps the
 // pages pinned after the peer's is removed.
-func (c *Cache) registerForPeer(b []byte, access Access) (*Region, error) {
+func (c *Cache) registerForPeer(b []byte, access Access, u *User) (*Region, error) {
 	defer runtime.KeepAlive(unsafe.SliceData(b))
 	if c.closed.Load() {
 		return nil, ErrClosed
@@ -234,9 +261,13 @@ func (c *Cache) registerForPeer(b []byte, access Access) (*Region, error) {
 	}
 	var pin *Region
 	if !c.config.Disabled {
-		if pin = c.lookup(b, LocalRead); pin == nil {
-			if worth, _ := c.worthCaching(b, m, 1); worth {
-				pin, _ = c.promote(b, LocalRead, m) // works without it, too
+		if pin = c.lookup(b, LocalRead, u); pin == nil {
+			worth, err := c.worthAcquired(b, m)
+			if err != nil {
+				return nil, err
+			}
+			if worth {
+				pin, _ = c.promote(b, LocalRead, m, u) // works without it, too
 			}
 		}
 	}
@@ -251,14 +282,6 @@ func (c *Cache) registerForPeer(b []byte, access Access) (*Region, error) {
 	return nil, err
 }
 
-// Empty removes the registrations that are not in use, and returns when the device has.
-func (c *Cache) Empty() {
-	c.budget.mu.Lock()
-	victims := c.budget.evictIdleLocked(c)
-	c.budget.mu.Unlock()
-	dropAll(victims)
-}
-
 // Close removes all registrations, and makes Acquire fail from now on; no Acquire may
 // be under way. If it returns nil, the device has none left. ErrInUse: some are in use,
 // and go when they are released. Any other error is the device's, which has kept some.
@@ -267,8 +290,11 @@ func (c *Cache) Close() error {
 	b := c.budget
 	b.mu.Lock()
 	c.closed.Store(true)
+	if c.sweeper != nil {
+		c.sweeper.Stop() // one under way has nothing left to do, or is waited for as the others are
+	}
 	b.mu.Unlock()
-	err := c.all.settle(CacheClosed)
+	err := c.all.invalidateAll(CacheClosed)
 	if err == ErrInUse {
 		return err
 	}

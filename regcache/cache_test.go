@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 )
 
@@ -94,6 +95,31 @@ func TestDisabledRegistersEachTime(t *testing.T) {
 	expectRegistrations(t, d, 3)
 }
 
+// A registration for one use keeps its memory, and is one that Close finds in use.
+func TestARegistrationForOneUseIsInUse(t *testing.T) {
+	d := &fakeDevice{}
+	c := newCache(t, d, Config{Disabled: true})
+	freed := make(chan struct{})
+	r := func() *Region {
+		b := make([]byte, 64<<10)
+		runtime.AddCleanup(&b[0], func(freed chan struct{}) { close(freed) }, freed)
+		return acquire(t, c, b, LocalWrite)
+	}()
+	for range 3 {
+		runtime.GC()
+	}
+	select {
+	case <-freed:
+		t.Error("the memory was freed")
+	case <-time.After(20 * time.Millisecond): // cleanups have a goroutine
+	}
+	if err := c.Close(); err != ErrInUse {
+		t.Errorf("Close: %v, want ErrInUse", err)
+	}
+	release(t, r)
+	expectEmpty(t, d)
+}
+
 func TestEmptySlicesAndConstantsAreNotRegistered(t *testing.T) {
 	c := newCache(t, &fakeDevice{}, Config{})
 	if _, err := c.Acquire(nil, LocalRead); !errors.Is(err, syscall.EINVAL) {
@@ -145,30 +171,4 @@ func TestAfterCloseNothingIsRegistered(t *testing.T) {
 		t.Errorf("Close again: %v", err)
 	}
 	expectEmpty(t, d)
-}
-
-// Empty removes what nobody uses, of this cache alone, and nothing that is in use.
-func TestEmptyKeepsWhatIsInUse(t *testing.T) {
-	budget := NewBudget(64<<20, 1024)
-	d, other := &fakeDevice{}, &fakeDevice{}
-	c, neighbor := newCache(t, d, Config{Budget: budget}), newCache(t, other, Config{Budget: budget})
-	idle, used := make([]byte, 64<<10), make([]byte, 64<<10)
-	release(t, acquireAgain(t, c, idle, LocalRead))
-	release(t, acquireAgain(t, neighbor, idle, LocalRead))
-	r := acquireAgain(t, c, used, LocalRead)
-	c.Empty()
-	if err := d.covers(r.LKey(), used, LocalRead); err != nil {
-		t.Error(err)
-	}
-	here, _ := d.registered()
-	there, _ := other.registered()
-	if here != 1 || there != 1 {
-		t.Errorf("%d registrations are left, and %d of the other cache, want one of each", here, there)
-	}
-	release(t, r)
-	c.Empty()
-	expectEmpty(t, d)
-	release(t, acquireAgain(t, c, idle, LocalRead)) // it is no end
-	runtime.KeepAlive(idle)
-	runtime.KeepAlive(used)
 }

@@ -132,7 +132,7 @@ func TestManyClosedCachesLeaveNothing(t *testing.T) {
 		}
 	}
 	expectEmpty(t, d)
-	if budget.bytes != 0 || budget.entries != 0 || len(budget.order) != 0 || len(budget.caches) != 0 {
+	if budget.bytes != 0 || budget.entries != 0 || budget.order.Len() != 0 || len(budget.caches) != 0 {
 		t.Errorf("budget: %v", budget)
 	}
 	s := budget.Stats()

@@ -4,17 +4,27 @@
 // Registering pins pages and writes their physical addresses into the device.
 // A cached registration is therefore right only as long as the addresses still
 // mean the same pages, and a cache that is wrong once corrupts data silently.
-// The rule of this package is that every hit carries a proof (see proof): the
-// Go object that was registered still lives, or the owner of the memory has
-// declared it stable, or the kernel reports changes of the mapping.
+// The rule of this package is that every hit carries a proof: the Go object that
+// was registered still lives, or the owner of the memory has declared it stable,
+// or the kernel reports changes of the mapping.
 // Memory for which there is no proof is not registered at all: Acquire returns
 // ErrUnknownMemory and the provider copies through an Arena.
 //
 // # For programs
 //
-// DefaultArena has buffers that are registered from the start, and BufferPool slices of it.
-// Declare and Watch are for memory that the program has mapped. DefaultBudget has limits and
-// statistics. No program has to call any of them.
+// No program has to call any of this. What may help one that sends or receives large buffers
+// over RDMA (docs/MEMORY.md):
+//
+//   - DefaultArena().Get(n) returns a buffer of n bytes that is registered from its first use on,
+//     for as long as a connection is there that has used it, and
+//     DefaultArena().BufferPool(n) is a pool of such slices. SetArenaLimit bounds their
+//     memory, in bytes. An arena that is used up has no buffer: Get's error matches
+//     syscall.ENOBUFS, and the pool's slices are ordinary ones.
+//   - Declare and Watch let memory be registered that the program has mapped itself.
+//   - DefaultBudget().Stats() counts registrations, and SetLimits bounds what stays
+//     registered, in bytes and in registrations.
+//
+// All of these may be called concurrently.
 //
 // # For providers
 //
@@ -24,6 +34,7 @@
 //
 //	registrar.go  the device, as the provider gives it
 //	cache.go      Cache: hit, miss, exposure
+//	user.go       who uses a cache together, and what goes with each
 //	index.go      look-up by address, without a lock
 //	promote.go    what is put into the cache, and how much around it;
 //	              seen.go  which memory is used again

@@ -49,6 +49,9 @@ type memory struct {
 	prove func() proof
 }
 
+// promised reports whether somebody vouches for more uses, by declaring or watching it.
+func (m memory) promised() bool { return m.kind == Declared || m.kind == Watched }
+
 // classify finds the kind of memory that b, which is not empty, lies in.
 func classify(b []byte) memory {
 	first := unsafe.Pointer(unsafe.SliceData(b))

@@ -30,9 +30,9 @@ func (c *Cache) wholeMost() uintptr {
 	return uintptr(min(wholeMax, c.budget.limit()/wholeShare, int64(c.config.MaxRegistration)))
 }
 
-// promote registers b, and what may be registered with it, for the cache. It returns
-// neither a region nor an error if there is no room.
-func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
+// promote registers b, and what may be registered with it, for the cache and a user, or nil. It
+// returns neither a region nor an error if there is no room.
+func (c *Cache) promote(b []byte, access Access, m memory, user *User) (*Region, error) {
 	// What this costs is paid for by uses that were copied. If the region goes, or there is no room
 	// for it, the next one is paid for again: too many buffers are not registered at each use.
 	u := c.useOf(b, m)
@@ -61,6 +61,9 @@ func (c *Cache) promote(b []byte, access Access, m memory) (*Region, error) {
 	}
 	r := &Region{cache: c, start: lo, end: hi, access: access, mr: mr, kind: m.kind, proof: m.prove()}
 	r.refs.Store(1)
+	if user != nil {
+		r.note(user)
+	}
 	c.all.add(r)
 	if c.config.trustEverything {
 		r.proof = always{}
@@ -106,8 +109,8 @@ func (c *Cache) merge(lo, hi uintptr, access Access) (uintptr, uintptr, Access, 
 	return lo, hi, access, merged
 }
 
-// enter puts r into the index in place of the regions that it overlaps, and takes the
-// cache's reference. It does nothing and returns false if the cache is closed, or if
+// enter puts r into the index in place of the regions that it overlaps, whose users become its own,
+// and takes the cache's reference. It does nothing and returns false if the cache is closed, or if
 // another region that serves [start, end) as well has been entered meanwhile.
 func (c *Cache) enter(r *Region, start, end uintptr) bool {
 	b := c.budget
@@ -125,6 +128,9 @@ func (c *Cache) enter(r *Region, start, end uintptr) bool {
 	}
 	var idle []*Region
 	for _, old := range overlapping {
+		for user := range old.users.Range {
+			r.users.Store(user, nil)
+		}
 		if b.expelLocked(old) {
 			idle = append(idle, old)
 		}

@@ -43,18 +43,18 @@ func Declare(b []byte) (*Range, error) {
 // stay mapped. (Registrations for one use are not counted: no Read or Write of the memory may
 // be under way.)
 func (r *Range) Withdraw() error {
-	ranges.remove(r)
-	err := r.end(RangeWithdrawn)
+	err := r.invalidate(RangeWithdrawn)
 	if r.watch != nil {
 		r.watch.close(r.memory)
 	}
 	return err
 }
 
-// end makes the proof false and removes its regions.
-func (r *Range) end(cause Cause) error {
+// invalidate makes the proof false, before others can declare the memory, and removes its regions.
+func (r *Range) invalidate(cause Cause) error {
 	r.gone.Store(true)
-	return r.regions.settle(cause)
+	ranges.remove(r)
+	return r.regions.invalidateAll(cause)
 }
 
 func (r *Range) bounds() (start, end uintptr) {

@@ -2,6 +2,7 @@ package regcache
 
 import (
 	"errors"
+	"sync"
 	"syscall"
 	"testing"
 )
@@ -52,6 +53,26 @@ func TestARangeWithdrawnDuringItsRegistrationIsNotCached(t *testing.T) {
 	d.onRegister = func(int) error { return stable.Withdraw() }
 	release(t, acquire(t, c, b, LocalRead))
 	expectEmpty(t, d)
+}
+
+// Whoever declares memory next finds nothing valid of the range that has ended: a region that took its
+// regions in would be one of memory that only the old range was the proof of.
+func TestARangeHasEndedBeforeItsMemoryCanBeDeclaredAgain(t *testing.T) {
+	b := make([]byte, 64<<10)
+	stable, err := Declare(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ranges.mu.RLock() // nobody can declare it yet
+	unlock := sync.OnceFunc(ranges.mu.RUnlock)
+	defer unlock()
+	withdrawn := make(chan error, 1)
+	go func() { withdrawn <- stable.Withdraw() }()
+	within(t, func() bool { return !stable.valid() })
+	unlock()
+	if err := <-withdrawn; err != nil {
+		t.Error(err)
+	}
 }
 
 func TestWithdrawLeavesARegionInUseRegistered(t *testing.T) {

@@ -1,7 +1,9 @@
 package regcache
 
 import (
+	"container/list"
 	"os"
+	"sync"
 	"sync/atomic"
 )
 
@@ -18,14 +20,16 @@ type Region struct {
 	// brings it to 0 deregisters the region. It never rises from 0.
 	refs atomic.Int64
 	hits atomic.Uint64
-	used atomic.Uint64 // the budget's epoch at the last use
+	used atomic.Bool // since the budget last looked for what to evict
+
+	users    sync.Map             // by *User: those that have used it and were not found to have left
+	lastUser atomic.Pointer[User] // the last that was noted there, for which a hit needs no look-up
 
 	keep []byte  // the memory of a region for one use
 	pin  *Region // the local registration under an exposure
 
-	cached bool   // in the index; this and the next two: guarded by budget.mu
-	rank   uint64 // used, when the region got its place
-	place  int    // in the budget's order
+	cached bool          // in the index; this and place are guarded by budget.mu
+	place  *list.Element // in the budget's order
 }
 
 // MR returns the device's registration.
@@ -78,8 +82,8 @@ func (r *Region) Release() error {
 	return r.drop()
 }
 
-// invalidate takes the region out of its cache because its proof has ended.
-// It is deregistered now, or at the last Release.
+// invalidate takes the region out of its cache because its proof has ended, or nobody is left who
+// uses it. It is deregistered now, or at the last Release.
 func (r *Region) invalidate(cause Cause) {
 	if r.expel(cause) {
 		r.drop()

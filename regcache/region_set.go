@@ -39,14 +39,17 @@ func (s *regionSet) remove(r *Region, err error) {
 	s.mu.Unlock()
 }
 
-// settle takes all regions out of their cache and waits until the device has deregistered
+func (s *regionSet) list() []*Region {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.regions))
+}
+
+// invalidateAll takes all regions out of their cache and waits until the device has deregistered
 // those that are not in use. ErrInUse means that some are in use; any other error is that of
 // a device that did not deregister one.
-func (s *regionSet) settle(cause Cause) error {
-	s.mu.Lock()
-	regions := slices.Collect(maps.Keys(s.regions))
-	s.mu.Unlock()
-	for _, r := range regions {
+func (s *regionSet) invalidateAll(cause Cause) error {
+	for _, r := range s.list() {
 		r.invalidate(cause)
 	}
 	s.dropped(nil)

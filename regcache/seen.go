@@ -35,12 +35,14 @@ func (s *seen) slot(u use) *atomic.Pointer[counted] {
 	return &s.slots[uint64(u.address^u.cache)*golden>>(64-seenBits)]
 }
 
-// note notes u, and returns how often that was done before, or what set has made of it.
-func (s *seen) note(u use) int {
+// note notes u, and returns how often that was done before, or what set has made of it. If it is
+// not remembered, that is as often as before.
+func (s *seen) note(u use, before int) int {
 	slot := s.slot(u)
 	c := slot.Load()
 	if c == nil || c.use != u {
 		c = &counted{use: u}
+		c.times.Store(int64(before))
 		slot.Store(c)
 	}
 	return int(c.times.Add(1) - 1)

@@ -19,13 +19,13 @@ type Stats struct {
 	Once, Full, Exposed uint64
 
 	Unknown          uint64 // ErrUnknownMemory returned: the provider copied
-	Refused          uint64 // ENOBUFS returned: the device takes no more
+	Refused          uint64 // ENOBUFS returned: the device takes no more, or has refused this memory lately (not tried then)
 	Failed           uint64 // registrations that failed for another reason
 	Flushes          uint64 // the device was out of memory: all unused given back
 	Evictions        uint64 // taken out to make room, flushes included
 	DeregisterFailed uint64 // the device refused; the registration is forgotten
 
-	// Registrations that ended because the memory did.
+	// Regions taken out of the cache as they were no longer valid, or of use.
 	Invalidated map[Cause]uint64
 
 	Registrations   uint64 // calls of the device
@@ -41,7 +41,7 @@ type Stats struct {
 	PinnedBytes   int64
 }
 
-// A Cause is why a registration was no longer valid.
+// A Cause is why a registration was no longer valid, or of use.
 type Cause uint8
 
 const (
@@ -49,10 +49,11 @@ const (
 	RangeWithdrawn              // its owner withdrew the declaration
 	MappingChanged              // the kernel reported munmap, mremap or madvise
 	CacheClosed
+	UsersLeft // all that had used it have, a second or two before
 )
 
 func (c Cause) String() string {
-	return [...]string{"object died", "range withdrawn", "mapping changed", "cache closed"}[c]
+	return [...]string{"object died", "range withdrawn", "mapping changed", "cache closed", "users left"}[c]
 }
 
 // cause returns why a proof of this kind ends.
@@ -79,7 +80,7 @@ func (c *Cache) Stats() Stats {
 	defer c.budget.mu.Unlock()
 	s := Stats{Invalidated: make(map[Cause]uint64)}
 	s.add(&c.stats)
-	for _, r := range c.budget.order {
+	for _, r := range c.budget.regionsLocked() {
 		if r.cache == c {
 			s.addCached(r)
 		}
@@ -97,7 +98,7 @@ func (b *Budget) Stats() Stats {
 	for c := range b.caches {
 		s.add(&c.stats)
 	}
-	for _, r := range b.order {
+	for _, r := range b.regionsLocked() {
 		s.addCached(r)
 	}
 	return s

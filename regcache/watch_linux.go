@@ -152,8 +152,7 @@ func (w *watcher) read(r *Range) {
 	}
 	w.busy.Store(true)
 	w.file.Close() // releases threads that further events hold up
-	ranges.remove(r)
-	r.end(MappingChanged)
+	r.invalidate(MappingChanged)
 }
 
 // zeroWriteProtect is an invalid argument of UFFDIO_WRITEPROTECT.

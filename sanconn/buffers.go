@@ -8,7 +8,7 @@ import (
 // WriteBuffers writes the slices of v as one Write, packing small ones
 // together, and removes from v what was written, as net.Buffers.WriteTo does
 // for a *net.TCPConn. (Given any other connection, WriteTo writes slice by slice.) Without
-// bytes it tells what a Write of none would, where net finds nothing but Close and deadlines.
+// bytes its error is that of a Write of none, where net finds nothing but Close and deadlines.
 func (c *Conn) WriteBuffers(v *net.Buffers) (int64, error) {
 	w := writer{v: v}
 	err := c.out.write(c, &w)

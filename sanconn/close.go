@@ -35,19 +35,19 @@ func (c *Conn) Close() error {
 	}
 	raceedge.Release()
 	c.cleanup.Stop() // or a connection that is forgotten would be closed twice
-	s, l, flushing := c.session, c.leave, c.out.flushing
-	if s != nil || flushing { // else the end of TCP ends all operations
-		c.in.deadline.end(c.tcp)
+	s, goesBack := c.session, c.state.goesBack()
+	if s != nil || goesBack { // else the end of TCP ends all operations
+		c.in.deadline.close(c.tcp)
 	}
 	if s != nil { // what came back goes on
-		c.out.deadline.end(c.tcp)
+		c.out.deadline.close(c.tcp)
 	}
 	c.changedLocked()
 	c.mu.Unlock()
 	defer c.life.Closed()
 	switch {
-	case l != nil || flushing:
-		c.closeLeaving(l)
+	case goesBack:
+		c.closeLeaving()
 		return nil
 	case s != nil:
 		return c.closeSession(s)
@@ -64,16 +64,15 @@ func (c *Conn) CloseRead() error {
 		c.mu.Unlock()
 		return c.opError(opClose, net.ErrClosed)
 	}
-	c.state.in.ended = true
-	c.in.shut.Store(true)
-	phase, s := c.state.phase, c.in.san.Load()
-	if phase != onTCP {
+	c.state.in.shut = true
+	byTCP, s := c.state.byTCP(), c.in.san.Load()
+	if !byTCP {
 		c.in.deadline.hold(c.tcp) // a Read in TCP ends
 	}
-	c.changedLocked()
+	c.steppedLocked()
 	c.mu.Unlock()
 	switch {
-	case phase == onTCP:
+	case byTCP:
 		return c.tcp.CloseRead()
 	case s != nil:
 		s.StopRead()
@@ -91,18 +90,17 @@ func (c *Conn) CloseWrite() error {
 		c.mu.Unlock()
 		return c.opError(opClose, net.ErrClosed)
 	}
-	c.state.out.ended = true
-	c.out.shut.Store(true)
-	phase, s, flushing := c.state.phase, c.session, c.out.flushing
+	c.state.out.shut = true
+	phase, s := c.state.phase, c.session
 	if phase == proposed || phase == onSAN {
 		c.out.deadline.hold(c.tcp) // a Write in TCP ends
 	}
-	c.changedLocked()
+	c.steppedLocked()
 	c.mu.Unlock()
-	switch {
-	case phase == onTCP && !flushing:
+	switch phase {
+	case onTCP:
 		return c.tcp.CloseWrite()
-	case phase == onSAN:
+	case onSAN:
 		err := c.endStream(s, (*session.Session).CloseWrite)
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -155,7 +153,7 @@ func (in *incoming) unreadOnTCP(c *Conn) bool {
 	if in.san.Load() != nil {
 		return false
 	}
-	if in.unread() {
+	if in.unread(c) {
 		return true
 	}
 	c.mu.Lock()
@@ -165,45 +163,40 @@ func (in *incoming) unreadOnTCP(c *Conn) bool {
 }
 
 // unread reports whether bytes have come here that nobody has read.
-func (in *incoming) unread() bool {
-	if !in.op.TryLock() { // a Read is under way: it has found none
-		return false
-	}
-	defer in.op.Unlock()
+func (in *incoming) unread(c *Conn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	return in.thrown || in.holds()
 }
 
-// closeTCP closes TCP. A peer whose end on the session was a reset has looked there first; one
-// whose bytes have been taken from TCP, or came back from the SAN, and were not read finds it
-// here, as it does where the kernel has them.
+// closeTCP closes TCP, by a reset behind SetLinger(0), and if bytes of the peer's are unread that the
+// kernel does not have: they were taken from TCP, or came back from the SAN. A reset of the session
+// is found before this one.
 func (c *Conn) closeTCP() error {
-	if c.reset.Load() || c.in.unread() {
+	if c.reset.Load() || c.in.unread(c) {
 		c.tcp.SetLinger(0)
 	}
 	return c.tcp.Close()
 }
 
-// closeLeaving closes a connection that goes back to TCP (nil: it has), once what came back
-// has gone by it.
-func (c *Conn) closeLeaving(l *leave) {
+// closeLeaving closes a connection that goes back to TCP, once what came back has gone by it.
+func (c *Conn) closeLeaving() {
 	closed := make(chan struct{})
 	go func() { // bounded by closeTimeout
 		defer close(closed)
 		end := time.Now().Add(closeTimeout)
 		c.mu.Lock()
-		for !c.reset.Load() && (c.leave != nil || c.out.flushing) && c.awaitLocked(end) {
+		for !c.reset.Load() && c.state.goesBack() && c.awaitLocked(end) {
 		}
-		ok := c.leave == nil && !c.out.flushing && (l == nil || l.err == nil)
-		if l != nil {
-			l.given = true
-			c.changedLocked()
+		s, back := c.session, c.state.phase == onTCP
+		if !back {
+			c.reset.Store(true)
+			c.state.sessionOver(false) // by the Abort
+			c.steppedLocked()
 		}
 		c.mu.Unlock()
-		if !ok {
-			c.reset.Store(true)
-			if l != nil {
-				l.session.Abort()
-			}
+		if !back && s != nil {
+			s.Abort()
 		}
 		c.closeTCP()
 	}()

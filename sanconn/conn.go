@@ -3,6 +3,10 @@
 // back. It gives both the semantics of *net.TCPConn: deadlines, half-close, net's errors and
 // addresses, and the optional interfaces that code for TCP connections looks for. It chooses
 // no provider and does not decide when to move; package san does, and makes its connections.
+//
+// A program gets a *Conn from package san's Dial and Accept, as a net.Conn, and asserts the type
+// for what net.Conn has not: memory that is lent (Reserve, Peek), urgent data, Stats and Debug.
+// Options are fields of san.Dialer and san.ListenConfig.
 package sanconn
 
 import (
@@ -26,8 +30,8 @@ import (
 //	outgoing.go incoming.go a direction on TCP
 //	use.go                  how much went by it, until it is to move
 //	move.go leave.go        to a session, as both ends agree, and back to TCP
-//	cross.go                where in its stream each direction does
-//	descriptor.go           who has TCP's, and whether bytes went by it, so that it does not
+//	cross.go                where in its stream each direction moves
+//	descriptor.go           TCP's, which keeps the connection there while the program uses it
 //	deadline.go close.go    what ends operations, and streams
 type Conn struct {
 	tcp       *net.TCPConn
@@ -47,13 +51,17 @@ type Conn struct {
 	session *session.Session          // committed to, or nil
 	judge   func(answer []byte) error // of a proposal
 	refused error                     // why the last one came to nothing
-	leave   *leave                    // under way, or nil
+	inVain  error                     // why the last way back to TCP was; nil: none was in vain
 	changed chan struct{}             // closed at the next change of state; nil: nobody waits for one
 	keep    session.KeepAlive         // what the program has set
-	past    *Stats                    // of sessions that were left, less what others had by TCP before; nil: nothing
-	over    bool                      // the session has ended
-	left    bool                      // the last session has been left
+	past    *past                     // what is left of other sessions; nil: nothing
 	cleanup runtime.Cleanup           // of a connection that the program forgets
+}
+
+// past is what is left of sessions that were left.
+type past struct {
+	Stats         // less what others had by TCP before
+	urgent []byte // that nobody has read
 }
 
 // ErrNoUrgent is returned by ReadUrgent when no urgent data is waiting.
@@ -63,10 +71,7 @@ var ErrNoUrgent = session.ErrNoUrgent
 const MaxUrgent = session.MaxUrgent
 
 func init() {
-	newconn.New = func(tcp *net.TCPConn, cfg newconn.Config) (net.Conn, newconn.Handle) {
-		c := newConn(tcp, cfg)
-		return c, handle{c}
-	}
+	newconn.New = func(tcp *net.TCPConn, cfg newconn.Config) net.Conn { return newConn(tcp, cfg) }
 	newconn.HandleOf = func(c net.Conn) newconn.Handle { return handle{c.(*Conn)} }
 }
 
@@ -78,7 +83,7 @@ func newConn(tcp *net.TCPConn, cfg newconn.Config) *Conn {
 		c.fd.exposed.Store(1) // by those who had it
 		c.out.written.Store(cfg.BytesWritten)
 		c.in.bytes.Store(cfg.BytesRead)
-		c.past = &Stats{TCPBytesSent: -cfg.BytesWritten, TCPBytesReceived: -cfg.BytesRead}
+		c.past = &past{Stats: Stats{TCPBytesSent: -cfg.BytesWritten, TCPBytesReceived: -cfg.BytesRead}}
 	}
 	c.use.again(cfg.Threshold)
 	c.cleanUpLocked(nil)
@@ -112,9 +117,9 @@ func (f forgotten) close() {
 // Read reads what has arrived into p, and blocks as long as nothing has. Once the
 // peer has closed its direction and everything before that was read, it returns
 // io.EOF. If the peer vanished, the error is ECONNRESET, or ETIMEDOUT if it stopped
-// answering. A process of this host that ended without closing counts as closed, and
-// the error is io.EOF, if it had read everything and did not end in the middle of a
-// Write.
+// answering: once, and io.EOF behind it. A process of this host that ended without closing
+// counts as closed, and the error is io.EOF, if it had read everything that came by the
+// SAN and did not end in the middle of a Write.
 func (c *Conn) Read(p []byte) (n int, err error) {
 	if len(p) == 0 {
 		if c.closed.Load() {
@@ -130,7 +135,7 @@ func (c *Conn) Read(p []byte) (n int, err error) {
 			case err == nil, n > 0:
 				return n, nil // the next Read finds the error again
 			case err != session.ErrTaken:
-				return 0, c.opError(opRead, err)
+				return 0, c.readError(err)
 			}
 		}
 		if err := c.in.await(c); err != nil {
@@ -184,10 +189,28 @@ func (c *Conn) Provider() string {
 	return "tcp"
 }
 
-// changedLocked has those look again who wait for a change of state.
+// steppedLocked is changedLocked where state has changed: it is the one place that sets what
+// operations look at without mu, but for the two sessions: out.san and in.san are set by the holder
+// of the direction's op, as it moves or goes back.
+func (c *Conn) steppedLocked() {
+	h := &c.state
+	c.in.shut.Store(h.in.shut)
+	c.in.begun.Store(h.in.begun)
+	c.in.suspended.Store(h.phase == leaving)
+	c.out.shut.Store(h.out.shut)
+	c.out.suspended.Store(h.goesBack())
+	var next *session.Session
+	if h.phase == onSAN && !h.out.begun {
+		next = c.session
+	}
+	c.out.next.Store(next)
+	c.changedLocked()
+}
+
+// changedLocked wakes all that wait for a change of state. mu is held.
 func (c *Conn) changedLocked() {
-	if c.leave != nil {
-		c.leave.session.LookAgain()
+	if c.state.phase == leaving {
+		c.session.LookAgain()
 	}
 	if c.changed != nil {
 		close(c.changed)

@@ -186,7 +186,7 @@ func (o *outgoing) fill(c *Conn, file *os.File, most int64) (int, error) {
 // commitFrom has r, which neither waits nor keeps the slice, fill what Reserve has lent.
 func commitFrom(c *Conn, r io.Reader, room []byte) (int, error) {
 	n, err := r.Read(room)
-	if sent, cerr := c.commit(n); cerr != nil && n > 0 {
+	if sent, cerr := c.sendReserved(n); cerr != nil && n > 0 {
 		return sent, cerr
 	}
 	return n, err
@@ -288,8 +288,8 @@ func (c *Conn) drainOnce(w io.Writer) (int, error) {
 	return n, err
 }
 
-// pump copies without io.Copy, which would call ReadFrom and WriteTo again. The buffer is
-// not used again: whoever keeps it harms nobody else.
+// pump copies without io.Copy, which would call ReadFrom and WriteTo again. The buffer is not used
+// again, as the reader or writer may keep it.
 func pump(w io.Writer, r *io.LimitedReader) (int64, error) {
 	b := make([]byte, max(min(pumpSize, r.N), 0))
 	return inParts(r, func(*spare) (int, error) { return copyOnce(w, r, b) })

@@ -37,7 +37,7 @@ func TestAConnThatHasNotMovedIsSmall(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	for i, c := range tcp {
-		conns[i], _ = newconn.New(c, newconn.Config{Threshold: 1 << 40, Life: connpair.Nobody{}})
+		conns[i] = newconn.New(c, newconn.Config{Threshold: 1 << 40, Life: connpair.Nobody{}})
 	}
 	runtime.ReadMemStats(&after)
 	each := int(after.TotalAlloc-before.TotalAlloc) / len(conns)

@@ -5,11 +5,11 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// crossLocked moves the direction, and writes what is left of a Write by the session; nil: there
-// is none. No other goes to the session before that is done, or their bytes were mixed. op is held.
+// crossLocked moves the direction, and writes what is left of a Write by the session; nil: there is
+// none. No other Write goes to the session before that is done: their bytes would be mixed. op is held.
 func (o *outgoing) crossLocked(c *Conn, s *session.Session, w *writer) (err error) {
 	o.beginLocked(c, s)
-	if w != nil && !w.done() {
+	if w != nil {
 		// Close and CloseWrite wait for op if they came before the begin, and end the session's
 		// Writes themselves if they come behind it.
 		if err = o.stopped(c); err == nil {
@@ -23,7 +23,12 @@ func (o *outgoing) crossLocked(c *Conn, s *session.Session, w *writer) (err erro
 			err = c.opError(opWrite, err)
 		}
 	}
-	o.crossed(c, s)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.session == s && c.state.phase == onSAN { // else both ends leave it already
+		o.san.Store(s)
+		c.changedLocked() // for Moved
+	}
 	return err
 }
 
@@ -32,26 +37,16 @@ func (o *outgoing) crossLocked(c *Conn, s *session.Session, w *writer) (err erro
 func (o *outgoing) beginLocked(c *Conn, s *session.Session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	o.next.Store(nil)
 	if c.state.out.begun {
 		return
 	}
 	at := o.written.Load()
 	c.state.begin(at)
+	c.steppedLocked()
 	o.deadline.toSession(s.InterruptWrite)
-	// With mu held: whoever finds that it has begun may end the stream. It fails only if the
-	// session has ended, which Writes find.
+	// With mu held, as the stream may be ended as soon as it is seen to have begun. It fails only if
+	// the session has ended, which Writes find.
 	s.SendNote(positionNote(newconn.NoteBegin, at))
-}
-
-// crossed has Writes go to the session, unless both ends leave it already. op is held.
-func (o *outgoing) crossed(c *Conn, s *session.Session) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.session == s && c.state.phase == onSAN {
-		o.san.Store(s)
-		c.changedLocked() // for Moved
-	}
 }
 
 // unlock ends a use of op. If the direction may move by now, it does.
@@ -62,7 +57,7 @@ func (o *outgoing) unlock(c *Conn) {
 		}
 		o.op.Unlock()
 		if o.next.Load() == nil || !o.op.TryLock() {
-			return // whoever holds it comes by here
+			return // its holder comes by here
 		}
 	}
 }
@@ -82,18 +77,17 @@ func (in *incoming) turnLocked(c *Conn) bool {
 	c.mu.Lock()
 	s, read := c.session, in.bytes.Load()
 	beyond := c.state.beyond(read)
-	turns := s != nil && c.state.phase == onSAN && (beyond || c.state.turns(read))
+	turns := c.state.phase == onSAN && (beyond || c.state.turns(read))
 	if turns {
 		if in.deadline.alarm == nil {
 			in.deadline.toSession(s.InterruptRead)
 		}
-		if c.state.in.ended {
+		if c.state.in.shut {
 			s.StopRead()
-		}
-		in.san.Store(s)
-		if !c.state.in.ended {
+		} else {
 			s.GiveBackRead() // a way back in vain may have taken it
 		}
+		in.san.Store(s)
 		c.changedLocked() // for Moved
 	}
 	c.mu.Unlock()

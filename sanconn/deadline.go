@@ -29,6 +29,7 @@ func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return c.out.deadline.set(c, t)
 }
 
+// set sets the deadline, on what carries the direction.
 func (d *deadline) set(c *Conn, t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -36,9 +37,15 @@ func (d *deadline) set(c *Conn, t time.Time) error {
 		return &net.OpError{Op: opSet, Net: c.network(), Addr: c.LocalAddr(), Err: net.ErrClosed}
 	}
 	d.want = t
-	err := d.apply(c.tcp)
 	c.changedLocked()
-	return err
+	switch {
+	case d.alarm != nil:
+		d.alarm.set(t)
+		return nil
+	case d.held:
+		return nil
+	}
+	return d.setTCP(c.tcp, t)
 }
 
 // deadline is that of a direction, on whichever carrier it is. Conn's mu guards it.
@@ -52,18 +59,6 @@ type deadline struct {
 // longAgo ends an operation at once.
 var longAgo = time.Unix(1, 0)
 
-// apply hands the deadline to what carries the direction.
-func (d *deadline) apply(tcp *net.TCPConn) error {
-	switch {
-	case d.alarm != nil:
-		d.alarm.set(d.want)
-		return nil
-	case d.held:
-		return nil
-	}
-	return d.setTCP(tcp, d.want)
-}
-
 func (d *deadline) setTCP(tcp *net.TCPConn, t time.Time) error {
 	if d.writes {
 		return tcp.SetWriteDeadline(t)
@@ -71,8 +66,8 @@ func (d *deadline) setTCP(tcp *net.TCPConn, t time.Time) error {
 	return tcp.SetReadDeadline(t)
 }
 
-// hold has an operation in TCP, now or later, return, until release, unless none can be there any
-// more.
+// hold has operations in TCP return at once, now and later, until restore. Once the direction is on a
+// session there are none.
 func (d *deadline) hold(tcp *net.TCPConn) {
 	if d.alarm == nil {
 		d.held = true
@@ -80,8 +75,8 @@ func (d *deadline) hold(tcp *net.TCPConn) {
 	}
 }
 
-// release ends hold, and reports whether there was one.
-func (d *deadline) release(tcp *net.TCPConn) bool {
+// restore ends hold, and reports whether there was one.
+func (d *deadline) restore(tcp *net.TCPConn) bool {
 	if !d.held {
 		return false
 	}
@@ -128,9 +123,9 @@ func (d *deadline) toTCP(tcp *net.TCPConn) {
 	d.setTCP(tcp, d.want)
 }
 
-// end has the operations of a connection that is closed return; its own end on a session ends
+// close has the operations of a connection that is closed return; its own end on a session ends
 // those there.
-func (d *deadline) end(tcp *net.TCPConn) {
+func (d *deadline) close(tcp *net.TCPConn) {
 	if d.alarm != nil {
 		d.alarm.stop()
 	}
@@ -148,9 +143,9 @@ func (d *deadline) afterTCP(c *Conn, op string, err error) error {
 	switch {
 	case c.closed.Load():
 		return c.opError(op, net.ErrClosed)
-	case d.release(c.tcp):
+	case d.restore(c.tcp):
 		return errLook
-	case d.writes && c.state.out.ended, !d.writes && c.state.in.ended: // what they held, the end of a proposal has released
+	case d.writes && c.state.out.shut, !d.writes && c.state.in.shut: // the end of a proposal has ended their hold
 		return errLook
 	}
 	return err

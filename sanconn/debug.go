@@ -12,8 +12,8 @@ import (
 // Debug describes the connection to people who find it stuck: its carriers and how far each has
 // come, what its operations wait for and since when, and what is under way on the session. It
 // has several lines, whose form may change; docs/DEBUGGING.md explains them. It may be called
-// at any time, from any goroutine, and waits a few milliseconds at most: of what an operation
-// holds for longer, it says so.
+// at any time, from any goroutine, and waits a few milliseconds at most: what an operation holds
+// for longer is named instead.
 func (c *Conn) Debug() string {
 	text, s := c.describe()
 	if s != nil {
@@ -44,8 +44,8 @@ func (c *Conn) describe() (string, *session.Session) {
 			fmt.Fprintf(&b, "  %s deadline in %v\n", d.name, time.Until(d.want).Round(time.Millisecond))
 		}
 	}
-	if c.leave != nil {
-		fmt.Fprintf(&b, "  leaving the SAN; asked for by this end: %v, the peer leaves, too: %v\n", c.leave.asked, c.leave.peer)
+	if c.state.phase == leaving {
+		fmt.Fprintf(&b, "  leaving the SAN; asked for by this end: %v, the peer leaves, too: %v\n", c.state.asked, c.state.both)
 	}
 	if c.refused != nil {
 		fmt.Fprintf(&b, "  the last move: %v\n", c.refused)
@@ -53,12 +53,12 @@ func (c *Conn) describe() (string, *session.Session) {
 	return b.String(), c.session
 }
 
-// describe says whether the direction has moved, and ended.
+// describe tells whether the direction has moved, and ended.
 func (d *direction) describe() (text string) {
 	if text = "by TCP"; d.begun {
 		text = fmt.Sprintf("by the SAN from byte %d on", d.at)
 	}
-	if d.ended {
+	if d.shut {
 		text += ", shut"
 	}
 	return text

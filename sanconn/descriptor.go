@@ -9,16 +9,24 @@ import (
 	"github.com/sanconn/san/internal/tcpid"
 )
 
-// Behind Control, and once it was passed on, a connection moves only if TCP has carried no byte that
-// its own Reads and Writes do not know of: what was written by the descriptor would be lost between
-// the carriers. A Read or Write that is under way makes a difference as well, as the kernel counts
-// it first. So each has the counts compared once more when it returns, while they are wanted.
+// Behind Control, and once it was passed on, a connection moves only if all bytes that TCP has carried
+// went by its own Reads and Writes, by the kernel's counts: what was written by the descriptor would be
+// lost between the carriers. A Read or Write that is under way makes a difference as well, as the
+// kernel counts it first. So each compares the counts once more when it returns, while check waits for
+// them to agree.
 const (
 	// After countLooks looks, countPause apart, a direction that has not agreed is taken for one that
 	// was used by the descriptor. A busy one takes several pieces of a Write meanwhile, however slow
 	// the machine is.
 	countLooks = 40
 	countPause = 500 * time.Microsecond
+)
+
+// returnPause is between two looks for what comes back by TCP, which takes some 50 µs. It doubles, as
+// the peer may have been stopped.
+const (
+	returnPause     = 50 * time.Microsecond
+	mostReturnPause = time.Millisecond
 )
 
 // descriptor is TCP's, which the program may have, and others may have had before it.
@@ -81,11 +89,11 @@ func (a *agreement) compare(c *Conn) error {
 	return nil
 }
 
-// counted is called when a Read or Write on TCP has been counted, with its op held, and as how much
-// use. It has package san move the connection when that pays.
+// counted is called when a Read or Write on TCP has been counted, with its op held; use is how much
+// use that is. It has package san move the connection when that pays.
 func (c *Conn) counted(use int64) {
 	if a := c.fd.comparing.Load(); a != nil {
-		a.compare(c) // if that fails, whoever wants it finds out
+		a.compare(c) // check meets its errors by itself
 	}
 	if c.use.add(use) {
 		c.life.Used(handle{c})
@@ -96,9 +104,33 @@ func (c *Conn) counted(use int64) {
 func (d *descriptor) have(c *Conn) error {
 	d.exposed.Add(1)
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	d.users++
-	return c.backLocked()
+	err := c.backLocked()
+	c.mu.Unlock()
+	if err == nil {
+		c.in.awaitReturned(c)
+	}
+	return err
+}
+
+// awaitReturned waits until the descriptor shows something, if the peer was returned bytes that it
+// sends again: functions that look there, as those of pools, do not wait. A Read that takes the bytes
+// ends the wait.
+func (in *incoming) awaitReturned(c *Conn) {
+	end := time.Now().Add(backTimeout)
+	for pause := returnPause; !c.closed.Load() && time.Now().Before(end); pause = min(2*pause, mostReturnPause) {
+		c.mu.Lock()
+		returned := c.state.least > in.bytes.Load()
+		c.mu.Unlock()
+		if !returned {
+			return
+		}
+		raw, _ := c.tcp.SyscallConn()
+		if raw.Control(func(fd uintptr) { returned = nothingIn(int(fd)) }) != nil || !returned {
+			return
+		}
+		time.Sleep(pause)
+	}
 }
 
 // release ends a have, also one that has failed. claim: behind the last one the connection may move
@@ -115,24 +147,24 @@ func (d *descriptor) release(c *Conn, claim bool) {
 // pinLocked has TCP carry the connection for good. It is called between have and release, with mu held.
 func (d *descriptor) pinLocked(c *Conn) {
 	c.state.pinned = true
-	if c.left {
+	if c.state.hasLeft {
 		c.use.at.Store(newconn.Never)
 	}
+	c.changedLocked() // for WriteUrgent
 }
 
 // File returns a copy of TCP's descriptor; see net.TCPConn.File. If the connection has moved
 // to a SAN, it goes back first, and stays on TCP from then on. It fails if the peer does not
-// answer within 5 s, once a connection that has moved was reset, and if bytes that have been
+// answer within 5 s, if a connection that has moved was reset, and if bytes that have been
 // taken from TCP, or from the SAN when the peer went back or had closed, have not been read.
 func (c *Conn) File() (*os.File, error) {
 	defer c.fd.release(c, true)
 	err := c.fd.have(c)
-	if err == nil && c.in.op.TryLock() { // else a Read waits: it has had all of them
-		if c.in.holds() {
-			err = errUnread
-		}
-		c.in.op.Unlock()
+	c.mu.Lock()
+	if err == nil && c.in.holds() {
+		err = errUnread
 	}
+	c.mu.Unlock()
 	if err != nil {
 		return nil, c.opError(opFile, err)
 	}

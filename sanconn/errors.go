@@ -55,6 +55,20 @@ func (c *Conn) opError(op string, err error) error {
 	return &net.OpError{Op: op, Net: c.network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }
 
+// readError is opError for a Read, or a Peek. Once one has found that the peer is lost it is io.EOF, as
+// with TCP: a loop may end at nothing else.
+func (c *Conn) readError(err error) error {
+	if err = c.opError(opRead, err); errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ETIMEDOUT) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.in.cut {
+			return io.EOF
+		}
+		c.in.cut = true
+	}
+	return err
+}
+
 // copyError is an error of ReadFrom or WriteTo, of which net tells the operation besides that in
 // which it came up.
 func (c *Conn) copyError(op string, err error) error {
@@ -64,8 +78,8 @@ func (c *Conn) copyError(op string, err error) error {
 	return &net.OpError{Op: op, Net: c.network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }
 
-// network is what the connection was dialed by, or its listener opened: "tcp", "tcp4" or "tcp6". Net
-// has it in its errors, and tells nobody.
+// network is what the connection was dialed by, or its listener opened: "tcp", "tcp4" or "tcp6".
+// Package net shows it in errors alone.
 func (c *Conn) network() string {
 	fd := reflect.Indirect(reflect.ValueOf(c.tcp).Elem().FieldByName("fd"))
 	if fd.Kind() == reflect.Struct {

@@ -1,7 +1,6 @@
 package sanconn
 
 import (
-	"context"
 	"time"
 
 	"github.com/sanconn/san/session"
@@ -9,6 +8,20 @@ import (
 
 // A peer in the same process that gets no processor for seconds leaves all the same.
 func init() { backTimeout = time.Minute }
+
+// SetBackTimeout changes that, until what it returns is called.
+func SetBackTimeout(d time.Duration) (undo func()) {
+	was := backTimeout
+	backTimeout = d
+	return func() { backTimeout = was }
+}
+
+// SetAnswerTime does likewise.
+func SetAnswerTime(d time.Duration) (undo func()) {
+	was := answerTime
+	answerTime = d
+	return func() { answerTime = was }
+}
 
 // LeaveSAN has a connection go back to TCP, as File does, but not for good.
 func LeaveSAN(c *Conn) error {
@@ -29,14 +42,47 @@ func Starve(c *Conn) {
 func Leaving(c *Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.leave != nil || c.out.flushing
+	return c.state.goesBack()
+}
+
+// Keeps reports whether a connection that has come back keeps bytes of the session.
+func Keeps(c *Conn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.state.phase == onTCP && c.in.rest != nil
+}
+
+// Reading reports whether a Read is under way by TCP.
+func Reading(c *Conn) bool {
+	if !c.in.op.TryLock() {
+		return true
+	}
+	c.in.unlock(c)
+	return false
 }
 
 // CommitSent is Commit, and returns how many bytes were sent.
-func CommitSent(c *Conn, n int) (int, error) { return c.commit(n) }
+func CommitSent(c *Conn, n int) (int, error) { return c.sendReserved(n) }
+
+// Expect has TCP bring so many bytes that the peer was returned, if it sends them, and Lose has a
+// session end before the peer's direction has moved.
+func Expect(c *Conn, n uint64) { c.change(func(h *handover) { h.least = n }) }
+func Lose(c *Conn)             { c.change(func(h *handover) { h.lost = true }) }
+
+func (c *Conn) change(f func(*handover)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f(&c.state)
+}
 
 // SessionOf returns the session that a connection's Reads go by; nil: they go by TCP.
 func SessionOf(c *Conn) *session.Session { return c.in.san.Load() }
 
 // AwaitUrgent waits as WriteUrgent does.
-func AwaitUrgent(ctx context.Context, c *Conn) error { return c.awaitMoved(ctx, false) }
+func AwaitUrgent(end time.Time, c *Conn) error { return c.moveForUrgent(end) }
+
+// Users is how many have TCP's descriptor, or wait for it.
+func Users(c *Conn) (n int) {
+	c.change(func(*handover) { n = int(c.fd.users) })
+	return n
+}

@@ -2,6 +2,7 @@ package sanconn
 
 import (
 	"errors"
+	"syscall"
 	"testing"
 )
 
@@ -11,11 +12,14 @@ func inPhase(p phase) handover {
 	switch p {
 	case proposed:
 		h.commit(proposed)
-	case onSAN, leaving:
+	case onSAN, leaving, flushing:
 		h.commit(onSAN)
 	}
-	if p == leaving {
-		h.leave()
+	if p == leaving || p == flushing {
+		h.leave(false)
+	}
+	if p == flushing {
+		h.left(0, true)
 	}
 	return h
 }
@@ -30,9 +34,11 @@ func TestTransitions(t *testing.T) {
 		"answer":   {func(h *handover) error { return h.commit(onSAN) }, map[phase]phase{onTCP: onSAN}},
 		"agreed":   {func(h *handover) error { return h.answered(true) }, map[phase]phase{proposed: onSAN}},
 		"refused":  {func(h *handover) error { return h.answered(false) }, map[phase]phase{proposed: onTCP}},
-		"leave":    {func(h *handover) error { return h.leave() }, map[phase]phase{onSAN: leaving}},
+		"leave":    {func(h *handover) error { return h.leave(true) }, map[phase]phase{onSAN: leaving}},
+		"begin":    {func(h *handover) error { return h.peerBegins(1, 0) }, map[phase]phase{onSAN: onSAN, leaving: leaving}},
+		"leaves":   {func(h *handover) error { return h.peerLeaves(1) }, map[phase]phase{leaving: leaving}},
 	} {
-		for p := onTCP; p <= leaving; p++ {
+		for p := onTCP; p <= flushing; p++ {
 			h := inPhase(p)
 			before := h
 			err := tt.do(&h)
@@ -49,8 +55,8 @@ func TestNoCommit(t *testing.T) {
 		h    handover
 		want error
 	}{
-		{handover{out: direction{ended: true}}, errHalfClosed},
-		{handover{in: direction{ended: true}}, errHalfClosed},
+		{handover{out: direction{shut: true}}, errHalfClosed},
+		{handover{in: direction{shut: true}}, errHalfClosed},
 		{handover{pinned: true}, errPinned},
 	} {
 		if err := tt.h.commit(proposed); !errors.Is(err, tt.want) {
@@ -78,8 +84,11 @@ func TestPositions(t *testing.T) {
 
 // What the end of TCP means.
 func TestEndOfTCP(t *testing.T) {
-	begun := inPhase(onSAN)
+	begun, ended, cut, back := inPhase(onSAN), inPhase(onSAN), inPhase(onSAN), inPhase(leaving)
 	begun.peerBegins(3, 0)
+	ended.sessionOver(true)
+	cut.sessionOver(false)
+	back.sessionOver(true)
 	for _, tt := range []struct {
 		name string
 		h    handover
@@ -90,9 +99,13 @@ func TestEndOfTCP(t *testing.T) {
 		{"proposed", inPhase(proposed), 3, endOpen},
 		{"on the SAN", inPhase(onSAN), 3, endOpen},
 		{"leaving", inPhase(leaving), 3, endOpen},
+		{"flushing", inPhase(flushing), 3, endOpen}, // a reset that the flush has found comes first
 		{"at the position", begun, 3, endTurns},
 		{"before the position", begun, 2, endIsCut},
 		{"lost", handover{lost: true}, 3, endIsCut},
+		{"the session has ended, and the peer had not moved", ended, 3, endIsEnd},
+		{"the session was cut, and the peer may have moved", cut, 3, endIsCut},
+		{"leaving, and the session has ended", back, 3, endOpen},
 	} {
 		if got := tt.h.endOf(tt.read); got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
@@ -113,26 +126,45 @@ func TestTheSessionsEnd(t *testing.T) {
 	}{
 		{"proposed", inPhase(proposed), false, false, true, onTCP},
 		{"proposed, and nothing is on its way", inPhase(proposed), true, false, false, onTCP},
-		{"on the SAN", inPhase(onSAN), true, true, true, onSAN},
+		{"on the SAN", inPhase(onSAN), false, true, true, onSAN},
+		{"on the SAN, and nothing is on its way", inPhase(onSAN), true, true, false, onSAN},
 		{"behind the peer's begin", begun, false, true, false, onSAN},
 		{"leaving", inPhase(leaving), false, false, false, leaving},
 	} {
-		if over := tt.h.sessionEnded(tt.whole); over != tt.over || tt.h.lost != tt.lost || tt.h.phase != tt.phase {
+		over := tt.h.sessionOver(tt.whole)
+		if over != tt.over || tt.h.lost != tt.lost || tt.h.phase != tt.phase || tt.h.over != (tt.phase != onTCP) {
 			t.Errorf("%s: over %v, %+v", tt.name, over, tt.h)
 		}
 	}
 	back := inPhase(leaving)
-	if back.stays(); back.phase != onSAN || !back.lost {
+	if back.stays(); back.phase != onSAN || !back.lost || !back.over {
 		t.Errorf("leaving in vain: %+v", back)
 	}
 	h := inPhase(proposed)
-	h.sessionEnded(false)
+	h.sessionOver(false)
 	if h.commit(proposed); h.answered(true) != nil || h.lost {
 		t.Error("a peer that commits to another session has not committed to the one that was lost")
 	}
-	h.leave()
-	h.peerBegins(3, 3)
-	if h.left(2); h.phase != onTCP || h.in.begun || h.endOf(4) != endIsCut || h.endOf(5) != endIsEnd {
+	h.leave(true)
+	if h.peerLeaves(9); !h.asked || h.mayLeave() || h.peerLeaves(9) == nil {
+		t.Errorf("the peer's position on TCP is not known, and it leaves once: %+v", h)
+	}
+	if h.peerBegins(3, 3); !h.mayLeave() {
+		t.Errorf("both positions are known: %+v", h)
+	}
+	h.sessionOver(true)
+	if h.left(2, false); h.phase != onTCP || h.over || !h.hasLeft || h.in.begun || h.endOf(4) != endIsCut || h.endOf(5) != endIsEnd {
 		t.Errorf("after all, with bytes that the peer has to send again: %+v", h)
+	}
+	if h.commit(proposed); h.hasLeft {
+		t.Errorf("committed to the next session: %+v", h)
+	}
+	h = inPhase(leaving)
+	h.tcpFailed(syscall.ECONNRESET)
+	if h.left(0, true); h.endOf(0) != endOpen { // a reset that the flush finds comes first
+		t.Errorf("flushing: %+v", h)
+	}
+	if h.flushed(); h.phase != onTCP || h.endOf(0) != endIsCut {
+		t.Errorf("flushed, and TCP was reset: %+v", h)
 	}
 }

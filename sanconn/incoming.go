@@ -19,15 +19,20 @@ type incoming struct {
 	// of this.
 	san atomic.Pointer[session.Session]
 
+	// Of Conn.state, to be read without mu: see steppedLocked.
 	shut      atomic.Bool // by CloseRead
 	begun     atomic.Bool // the position at which it moves is known
-	suspended atomic.Bool // Reads wait: it goes back to TCP; changes with Conn.mu held
-	thrown    bool        // a rest was thrown away, as CloseRead had been called; guarded by op
+	suspended atomic.Bool // Reads wait: it goes back to TCP
+
+	thrown bool // a rest was thrown away, as CloseRead had been called; guarded by Conn.mu
+	cut    bool // a Read has found that the peer is lost: later ones return io.EOF; guarded by Conn.mu
 
 	op    sync.Mutex    // held by one Read at a time on TCP, and by the move
 	bytes atomic.Uint64 // read from TCP; grows with op held
-	front []byte        // bytes that come before what TCP has; guarded by op
-	rest  *rest         // … that come behind some of it, or nil; changes with op and Conn.mu held
+
+	// Both change with op and Conn.mu held.
+	front []byte // bytes that come before what TCP has
+	rest  *rest  // … that come behind some of it, or nil
 
 	// lends is held while a function of a RawConn's Read has the descriptor or waits for it on TCP, as
 	// net does; not while it waits for a session.
@@ -36,7 +41,7 @@ type incoming struct {
 	deadline deadline
 }
 
-// rest is what came back from a session unread: its bytes come behind position at of TCP.
+// rest is what came back from a session and was not read: its bytes follow position at of TCP's stream.
 type rest struct {
 	bytes []byte
 	at    uint64
@@ -60,14 +65,8 @@ func (in *incoming) readLocked(c *Conn, p []byte) (n int, err error) {
 		return 0, err
 	}
 	if len(in.front) > 0 {
-		c.mu.Lock()
-		err := in.deadline.passed(c)
-		c.mu.Unlock()
-		if err != nil { // it counts before what could be read at once
-			return 0, err
-		}
 		n = copy(p, in.front)
-		in.take(n)
+		in.advance(c, n)
 		return n, nil
 	}
 	n, err = c.tcp.Read(p[:min(uint64(len(p)), most)])
@@ -81,7 +80,9 @@ func (in *incoming) readByTCPLocked(c *Conn, n int, err error) (int, error) {
 		return n, nil // the next Read finds the error again
 	}
 	if err = in.deadline.afterTCP(c, opRead, err); err != nil && err != errLook && !errors.Is(err, os.ErrDeadlineExceeded) {
-		err = in.endOfTCP(c, err)
+		if err = in.endOfTCP(c, err); err != errLook {
+			err = c.readError(err)
+		}
 	}
 	return 0, err
 }
@@ -95,17 +96,18 @@ func (in *incoming) beforeLocked(c *Conn) (most uint64, err error) {
 	if in.san.Load() != nil || in.suspended.Load() {
 		return 0, errLook
 	}
-	if len(in.front) > 0 {
-		return 0, nil
-	}
-	if r := in.rest; r != nil {
+	if r := in.rest; r != nil && len(in.front) == 0 {
 		if most = r.at - in.bytes.Load(); most > 0 {
 			return most, nil
 		}
 		c.mu.Lock()
 		in.front, in.rest = r.bytes, nil
 		c.mu.Unlock()
-		return 0, nil
+	}
+	if len(in.front) > 0 {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return 0, in.deadline.passed(c) // it counts before what could be read at once
 	}
 	if in.begun.Load() && in.turnLocked(c) {
 		return 0, errLook
@@ -113,11 +115,14 @@ func (in *incoming) beforeLocked(c *Conn) (most uint64, err error) {
 	return 1 << 62, nil // no limit
 }
 
-// holds reports whether there are bytes that were taken from a carrier, and not read. op is held.
+// holds reports whether there are bytes that were taken from a carrier, and not read. op or Conn.mu is
+// held.
 func (in *incoming) holds() bool { return len(in.front) > 0 || in.rest != nil }
 
-// take takes the first n bytes of front.
-func (in *incoming) take(n int) {
+// advance drops the first n bytes of front. op is held.
+func (in *incoming) advance(c *Conn, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if in.front = in.front[n:]; len(in.front) == 0 {
 		in.front = nil
 	}
@@ -135,6 +140,7 @@ func (in *incoming) count(c *Conn, n int) {
 func (in *incoming) endOfTCP(c *Conn, err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.state.tcpFailed(err)
 	for {
 		if err := in.stopped(c); err != nil {
 			return err
@@ -142,9 +148,16 @@ func (in *incoming) endOfTCP(c *Conn, err error) error {
 		switch end := c.state.endOf(in.bytes.Load()); {
 		case in.suspended.Load(), end == endTurns:
 			return errLook
+		case end == endOpen:
+		case c.state.failed != 0:
+			if err == io.EOF {
+				err = c.state.failed
+			}
+			c.state.failed = 0
+			return err
 		case end == endIsCut && err == io.EOF:
 			return c.opError(opRead, fmt.Errorf("the peer vanished while the connection moved: %w", syscall.ECONNRESET))
-		case end != endOpen:
+		default:
 			return err
 		}
 		if err := in.deadline.awaitLocked(c); err != nil {
@@ -170,4 +183,14 @@ func (in *incoming) await(c *Conn) error {
 		}
 	}
 	return nil
+}
+
+// awaitBehindEnd waits for what may make an end that was found another: a change of state.
+func (in *incoming) awaitBehindEnd(c *Conn) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed.Load() {
+		return c.opError(opRead, net.ErrClosed)
+	}
+	return in.deadline.awaitLocked(c)
 }

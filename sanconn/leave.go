@@ -1,6 +1,7 @@
 package sanconn
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -12,37 +13,21 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// leave is the way of both directions back to TCP. Each end does the same, the one that asks
-// and the one that is asked:
-//
-//	take both directions from the application; say where its bytes end on the session (NoteLeave)
-//	wait for the same of the peer, and read up to there, or to the end of one that has closed
-//	asking: return to the peer what the application has not read; its stream ends behind that
-//	otherwise: keep it for the application
-//	read what the peer returns, up to the end of its stream
-//	send that by TCP before anything else
-//
-// So the descriptor of the end that has asked has every byte that its application has not
-// read, and no byte of it lies elsewhere.
-type leave struct {
-	session *session.Session
-
-	// Conn.mu guards what follows.
-	asked  bool  // by this end's application
-	why    error // else, or nil: the peer's wish
-	peer   bool  // the peer leaves, too, and peerAt is its position
-	peerAt uint64
-	given  bool // up, by Close
-	err    error
-}
-
 // backTimeout bounds how long the descriptor's user waits for a peer that is to leave the
-// session, too: it needs some 100 µs, and processor time. Tests have more of it.
+// session, too: that takes some 100 µs, and processor time. Tests set it higher.
 var backTimeout = 5 * time.Second
 
-// mostTaken bounds the bytes that are taken from a session, each way, once its peer has stopped:
-// they fit into a ring, or into a send and a receive buffer. Before, half as many are at most.
-const mostTaken = 64 << 20
+// Of the peer's bytes no more are taken from a session, once the peer has stopped, than it can have
+// left: mostOfRing, or session.MostLeft. mostReturned bounds what it returns: it has room for as much as
+// its own configuration says. So a peer has no more of this end's memory.
+const (
+	mostReturned = 64 << 20
+	mostOfRing   = 4 << 20
+)
+
+// answerTime is how long a peer is left without more room before what comes is read while it has not
+// answered. That is less than its Close waits for. It is a variable for tests.
+var answerTime = 100 * time.Millisecond
 
 var (
 	errStarved = &session.Unavailable{Reason: session.ReasonResources, Err: errors.New("a Write waited for memory that other connections have used up")}
@@ -55,37 +40,34 @@ var (
 // backLocked has TCP carry the connection. mu is held, and released meanwhile.
 func (c *Conn) backLocked() error {
 	end := time.Now().Add(backTimeout)
-	for c.state.phase != onTCP || c.out.flushing {
-		switch {
-		case c.closed.Load():
+	for c.state.phase != onTCP {
+		if c.closed.Load() {
 			return net.ErrClosed
-		case c.leave != nil:
-			c.leave.asked = true
-		case c.state.phase == onSAN:
-			c.leaveLocked(true)
 		}
-		l := c.leave
+		switch c.state.phase {
+		case leaving:
+			c.state.asked = true
+		case onSAN:
+			c.leaveLocked(true, nil)
+		}
 		if !c.awaitLocked(end) {
 			return errStays
 		}
-		if l != nil && l.err != nil {
-			return l.err
+		if c.inVain != nil {
+			return c.inVain
 		}
 	}
 	return nil
 }
 
-// leaveLocked begins to leave the session. mu is held.
-func (c *Conn) leaveLocked(asked bool) error {
-	if err := c.state.leave(); err != nil {
+// leaveLocked begins to leave the session. why: unless it is a wish of either program. mu is held.
+func (c *Conn) leaveLocked(asked bool, why error) error {
+	if err := c.state.leave(asked); err != nil {
 		return err
 	}
-	c.leave = &leave{session: c.session, asked: asked}
-	c.in.suspended.Store(true)
-	c.out.suspended.Store(true)
-	c.out.next.Store(nil)
-	c.changedLocked()
-	go c.leave.run(c) // it ends with the session, which Close ends
+	c.inVain = nil
+	c.steppedLocked()
+	go c.leave(c.session, why) // it ends with the session, which Close ends
 	return nil
 }
 
@@ -97,31 +79,28 @@ func (c *Conn) starves(s *session.Session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	byTCP := c.in.bytes.Load() > 0 || c.out.written.Load() > 0
-	if c.session != s || c.leave != nil || c.closed.Load() || !byTCP {
-		return
-	}
-	if c.leaveLocked(false) == nil { // else the connection is over
-		c.leave.why = errStarved
+	if c.session == s && byTCP && !c.closed.Load() {
+		c.leaveLocked(false, errStarved) // fails if that is under way
 	}
 }
 
-// peerLeaves takes the peer's word that it leaves the session.
+// peerLeaves takes the peer's note that it leaves the session.
 func (c *Conn) peerLeaves(s *session.Session, at uint64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case c.session != s, c.leave != nil && c.leave.peer:
+	case c.session != s:
 		return errNotAgreed
-	case c.leave == nil && c.closed.Load():
+	case c.state.phase == leaving:
+	case c.closed.Load():
 		return nil // the session's end, which is under way, is the answer
-	case c.leave == nil:
-		if err := c.leaveLocked(false); err != nil {
+	default:
+		if err := c.leaveLocked(false, nil); err != nil {
 			return err
 		}
 	}
-	c.leave.peer, c.leave.peerAt = true, at
-	c.changedLocked()
-	return nil
+	defer c.steppedLocked()
+	return c.state.peerLeaves(at)
 }
 
 // taken is what is taken from the session.
@@ -131,8 +110,20 @@ type taken struct {
 	returned []byte // bytes of this end's application that the peer returns
 }
 
-func (l *leave) run(c *Conn) {
-	t, err := l.exchange(c)
+// leave takes both directions back to TCP. Each end does the same; it is asked if its own application
+// wants the descriptor:
+//
+//	take both directions from the application; send where its bytes end on the session (NoteLeave)
+//	wait for the same of the peer, and read up to there, or to the end of one that has closed
+//	asked: return to the peer what the application has not read; its stream ends behind that
+//	otherwise: keep it for the application
+//	read what the peer returns, up to the end of its stream
+//	send that by TCP before anything else
+//
+// So the descriptor of an end that is asked has every byte that its application has not
+// read, and no byte of it lies elsewhere.
+func (c *Conn) leave(s *session.Session, why error) {
+	t, err := c.exchange(s)
 	c.in.op.Lock()
 	c.out.op.Lock()
 	c.mu.Lock()
@@ -142,33 +133,34 @@ func (l *leave) run(c *Conn) {
 	if len(t.unread) > 0 {
 		c.in.rest = &rest{t.unread, c.state.in.at}
 	}
-	if l.err = err; err == nil {
-		l.leftLocked(c, t)
+	if c.inVain = err; err == nil {
+		c.leftLocked(t, why)
 	} else {
-		l.staysLocked(c)
+		// Each operation finds the session's end by itself, behind what had come. Reads find it once they
+		// turn to the session again: one that has met it before this may be late, and would pass over
+		// what was read meanwhile.
+		c.state.stays()
+		c.out.san.Store(s)
+		s.GiveBackWrite()
 	}
-	c.leave = nil
-	c.in.suspended.Store(false)
-	c.out.suspended.Store(c.out.flushing)
-	flushing, ended := c.out.flushing, c.state.out.ended
+	flushes, shut := c.state.phase == flushing, c.state.out.shut
 	if err != nil { // behind Close the peer is reset, and is not to find an end before
-		ended = !c.closed.Load()
+		shut = !c.closed.Load()
 	}
-	c.out.op.Unlock()
-	c.in.op.Unlock() // before mu: File, which waits for this, has to find what is unread
-	c.changedLocked()
+	c.steppedLocked()
 	c.mu.Unlock()
+	c.out.op.Unlock()
+	c.in.op.Unlock()
 	switch {
-	case flushing:
+	case flushes:
 		c.out.flush(c)
-	case ended:
+	case shut:
 		c.tcp.CloseWrite() // fails only if it has been closed
 	}
 }
 
 // exchange leaves the session.
-func (l *leave) exchange(c *Conn) (t taken, err error) {
-	s := l.session
+func (c *Conn) exchange(s *session.Session) (t taken, err error) {
 	if s.TakeWrite() {
 		c.out.addCuts(c, 1)
 	}
@@ -177,48 +169,59 @@ func (l *leave) exchange(c *Conn) (t taken, err error) {
 	c.mu.Unlock()
 	c.out.op.Lock()
 	c.out.beginLocked(c, s)
-	c.out.san.Store(nil)
+	if !c.closed.Load() { // else TakeWrite may not have waited for what is lent, which comes back by it
+		c.out.san.Store(nil)
+	}
 	c.out.op.Unlock()
 	s.TakeRead() // before the peer knows, and returns bytes
 	c.in.nudge(c)
 	c.in.op.Lock()
-	c.in.san.Store(nil)
-	c.in.op.Unlock()
-	if err = s.SendNote(positionNote(newconn.NoteLeave, s.WritePosition())); err != nil {
-		return l.alone(t, err)
+	if !c.closed.Load() {
+		c.in.san.Store(nil)
 	}
+	c.in.op.Unlock()
+	// It fails if the session has ended, perhaps ahead of the peer's last notes, which are waited for:
+	// without its begin it is not known behind what of TCP its bytes come.
+	told := s.SendNote(positionNote(newconn.NoteLeave, s.WritePosition()))
 
-	// Its session is waited for as a Read does: the idle poller would take its time. What comes is
-	// read meanwhile, as a peer that has closed, and does not answer, may wait for just that.
+	// It waits at the session as a Read does: the idle poller would be late. A peer that has closed
+	// does not answer, and may wait until what comes is read; any other answers, and writes no more
+	// meanwhile than there is room for.
 	answered := func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return l.given || l.peer && c.state.in.begun
+		return c.state.over || c.state.mayLeave()
 	}
-	from := s.ReadPosition()
-	t.unread = readUntil(s, answered)
+	from, most, back := s.ReadPosition(), uint64(mostOfRing), uint64(mostOfRing)
+	if !s.Limits().Ring() {
+		most, back = s.MostLeft(), mostReturned
+		late := time.Now().Add(answerTime)
+		defer time.AfterFunc(answerTime, s.LookAgain).Stop()
+		s.AwaitTaken(func() bool { return answered() || !time.Now().Before(late) })
+		t.unread = readUntil(s, most, answered)
+	}
 	s.AwaitTaken(answered)
 	c.mu.Lock()
-	for !l.given && !c.over && !(l.peer && c.state.in.begun) {
+	for !c.state.over && !c.state.mayLeave() {
 		c.awaitLocked(time.Time{}) // it is over, and its last notes are on their way
 	}
-	left := l.peer && c.state.in.begun
-	returns := l.asked && !c.state.out.ended
+	both, until := c.state.mayLeave(), c.state.until
+	returns := c.state.asked && !c.state.out.shut
 	c.mu.Unlock()
-	if !left {
-		return l.alone(t, errNoSession)
+	if !both || told != nil {
+		return alone(s, t, most, cmp.Or(told, errNoSession))
 	}
 
-	if l.peerAt < from {
+	if until < from {
 		return t, s.Fail(errBegin)
 	}
-	if n := l.peerAt - from; n < uint64(len(t.unread)) {
+	if n := until - from; n < uint64(len(t.unread)) {
 		t.unread, t.returned = t.unread[:n], t.unread[n:]
-	} else if t.unread, err = readTaken(s, t.unread, n-uint64(len(t.unread))); err != nil {
+	} else if t.unread, err = readTaken(s, t.unread, n-uint64(len(t.unread)), most+uint64(len(t.unread))); err != nil {
 		return t, err
 	}
 	wrote := make(chan error, 1)
-	go func() { // while this end reads, or two ends that ask would wait for each other
+	go func() { // while this end reads, or two ends that both return bytes would wait for each other
 		var err error
 		if returns && len(t.unread) > 0 {
 			_, err = s.WriteTaken(t.unread)
@@ -226,7 +229,7 @@ func (l *leave) exchange(c *Conn) (t taken, err error) {
 		s.CloseWrite()
 		wrote <- err
 	}()
-	t.returned, err = readTaken(s, t.returned, toTheEnd)
+	t.returned, err = readTaken(s, t.returned, toTheEnd, min(back, s.WritePosition()))
 	if err != nil {
 		s.Abort() // ends the Write
 	}
@@ -248,13 +251,12 @@ func (l *leave) exchange(c *Conn) (t taken, err error) {
 
 // alone leaves a session whose peer has closed it: nothing comes back, and TCP has its end as
 // well. On any other end the error is why.
-func (l *leave) alone(t taken, why error) (taken, error) {
-	s := l.session
+func alone(s *session.Session, t taken, most uint64, why error) (taken, error) {
 	if !errors.Is(s.Over(), syscall.EPIPE) {
 		return t, why
 	}
 	var err error
-	if t.unread, err = readTaken(s, t.unread, toTheEnd); err == nil {
+	if t.unread, err = readTaken(s, t.unread, toTheEnd, most+uint64(len(t.unread))); err == nil {
 		s.Close()
 	}
 	return t, err
@@ -263,11 +265,11 @@ func (l *leave) alone(t taken, why error) (taken, error) {
 // toTheEnd is beyond all streams.
 const toTheEnd = 1 << 63
 
-// readUntil reads what comes from a session until done, or its end. A peer that goes on writing
-// it leaves waiting, as a Read does.
-func readUntil(s *session.Session, done func() bool) (all []byte) {
+// readUntil reads what comes from a session until done, or its end; most at the most. A peer that
+// goes on writing then waits.
+func readUntil(s *session.Session, most uint64, done func() bool) (all []byte) {
 	b := make([]byte, 16<<10)
-	for len(all) < mostTaken/2 && !done() {
+	for uint64(len(all)) < most && !done() {
 		n, err := s.ReadTaken(b, done)
 		all = append(all, b[:n]...)
 		if err != nil {
@@ -277,10 +279,13 @@ func readUntil(s *session.Session, done func() bool) (all []byte) {
 	return all
 }
 
-// readTaken reads so many bytes more from a session, or the rest of its stream.
-func readTaken(s *session.Session, all []byte, n uint64) ([]byte, error) {
-	b, had := make([]byte, min(n, 64<<10)), len(all)
+// readTaken reads so many bytes more from a session, or the rest of its stream; most is for all of them.
+func readTaken(s *session.Session, all []byte, n, most uint64) ([]byte, error) {
+	b := make([]byte, min(n, 64<<10))
 	for n > 0 {
+		if uint64(len(all)) > most {
+			return all, s.Fail(errTooMany)
+		}
 		k, err := s.ReadTaken(b[:min(n, uint64(len(b)))], nil)
 		all = append(all, b[:k]...)
 		n -= uint64(k)
@@ -291,54 +296,46 @@ func readTaken(s *session.Session, all []byte, n uint64) ([]byte, error) {
 			return all, s.Fail(errTooFew)
 		case err != nil:
 			return all, err
-		case len(all)-had > mostTaken:
-			return all, s.Fail(errTooMany)
 		}
 	}
 	return all, nil
 }
 
 // leftLocked has TCP carry the connection again. in.op, out.op and mu are held.
-func (l *leave) leftLocked(c *Conn, t taken) {
-	st := l.session.Stats()
+func (c *Conn) leftLocked(t taken, why error) {
+	st := c.session.Stats()
 	both := uint64(t.back + len(t.returned)) // they went by the session, and go by TCP, too
 	st.BytesSent -= both
 	st.BytesReceived -= both
 	if c.past == nil {
-		c.past = new(Stats)
+		c.past = new(past)
 	}
 	c.past.add(st)
+	var urgent [MaxUrgent]byte
+	if n, err := c.session.ReadUrgent(urgent[:]); err == nil {
+		c.past.urgent = urgent[:n]
+	}
 	c.cleanUpLocked(nil)
-	c.life.Left(l.why)
-	c.session, c.left = nil, true
-	c.in.begun.Store(false)
-	if c.state.in.ended { // nobody will read it
-		c.in.thrown = c.in.thrown || c.in.rest != nil
-		c.in.rest = nil
-		c.tcp.CloseRead() // as the descriptor is to show
-	}
-	c.state.left(uint64(t.back))
-	c.in.deadline.toTCP(c.tcp)
-	c.out.deadline.toTCP(c.tcp)
-	if len(t.returned) > 0 {
-		c.out.back, c.out.flushing = t.returned, true
-		c.out.deadline.held = true // these bytes have been taken from the application: its deadline does not bound them
-		c.tcp.SetWriteDeadline(time.Time{})
-	}
-	if l.asked { // for a moment, as far as is known yet
+	c.life.Left(why)
+	c.session = nil
+	if c.state.asked { // the descriptor is wanted for a moment, as far as is known: else it is pinned
 		c.use.again(c.threshold)
 	} else {
 		c.use.again(againAfter)
 	}
-}
-
-// staysLocked has each operation find what the session has to say of its end, behind what had
-// come: Reads once they turn to it again, as one that has found it before this may be late, and
-// would pass over what was read meanwhile. in.op, out.op and mu are held.
-func (l *leave) staysLocked(c *Conn) {
-	c.state.stays()
-	c.out.san.Store(l.session)
-	l.session.GiveBackWrite()
+	if c.state.in.shut { // nobody will read it
+		c.in.thrown = c.in.thrown || c.in.rest != nil
+		c.in.rest = nil
+		c.tcp.CloseRead() // as the descriptor is to show
+	}
+	c.state.left(uint64(t.back), len(t.returned) > 0)
+	c.in.deadline.toTCP(c.tcp)
+	c.out.deadline.toTCP(c.tcp)
+	if len(t.returned) > 0 {
+		c.out.back = t.returned
+		c.out.deadline.held = true // these bytes have been taken from the application: its deadline does not bound them
+		c.tcp.SetWriteDeadline(time.Time{})
+	}
 }
 
 // againAfter is for how many bytes a connection is used by TCP that the peer has called back,
@@ -352,17 +349,14 @@ func (o *outgoing) flush(c *Conn) {
 	o.count(c, int64(n))
 	o.back = nil
 	c.mu.Lock()
-	o.flushing = false
-	o.suspended.Store(false)
-	if errors.Is(err, syscall.ECONNRESET) { // which TCP tells but once, and Reads are to find it
-		c.state.lost = true
-	}
-	o.deadline.release(c.tcp)
-	ended := c.state.out.ended
-	c.changedLocked()
+	c.state.flushed()
+	c.state.tcpFailed(err) // which Reads are to find
+	o.deadline.restore(c.tcp)
+	shut := c.state.out.shut
+	c.steppedLocked()
 	c.mu.Unlock()
 	o.op.Unlock()
-	if err == nil && ended {
+	if err == nil && shut {
 		c.tcp.CloseWrite()
 	}
 }

@@ -4,7 +4,9 @@ package sanconn_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -71,13 +73,7 @@ func TestCloseOnTheWayBack(t *testing.T) {
 func TestALateReadBehindAWayBackInVain(t *testing.T) {
 	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
 	a, b := pipeOver(t, ea, eb, nil)
-	if _, err := b.Write([]byte("unread")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := a.Peek(); err != nil { // so it has come
-		t.Fatal(err)
-	}
-	a.Discard(0)
+	sendUnread(t, b, a)
 	if _, err := b.Reserve(1); err != nil { // so b does not answer
 		t.Fatal(err)
 	}
@@ -94,6 +90,79 @@ func TestALateReadBehindAWayBackInVain(t *testing.T) {
 	}
 	got, err := io.ReadAll(a)
 	if string(got) != "unread" || !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// Behind a way back that was in vain Reads find how the session has ended, and no deadline that was set
+// before and cleared since.
+func TestADeadlineBehindAWayBackInVain(t *testing.T) {
+	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
+	a, b := pipeOver(t, ea, eb, nil)
+	sendUnread(t, b, a)
+	if _, err := b.Reserve(1); err != nil { // so b does not answer
+		t.Fatal(err)
+	}
+	end := time.Now().Add(time.Second)
+	a.SetReadDeadline(end)
+	failed := make(chan error, 1)
+	go func() { _, err := a.File(); failed <- err }()
+	awaitLeaving(t, a)
+	eb.Kill()
+	if err := <-failed; err == nil {
+		t.Fatal("it has left")
+	}
+	n, err := io.ReadFull(a, make([]byte, len("unread")))
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) { // on a slow machine
+		t.Error(err)
+	}
+	a.SetReadDeadline(time.Time{})
+	time.Sleep(time.Until(end.Add(50 * time.Millisecond)))
+	if got, err := io.ReadAll(a); n+len(got) != len("unread") || !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%d bytes, and then %q, %v", n, got, err)
+	}
+}
+
+// File returns what its application has not read to a peer that has begun to leave as well, so that
+// its descriptor has that.
+func TestFileOfAnEndThatLeavesAlready(t *testing.T) {
+	a, b := pipe(t, session.Limits{}, nil)
+	sendUnread(t, b, a)
+	if _, err := a.Reserve(1); err != nil { // so a does not answer yet
+		t.Fatal(err)
+	}
+	left := make(chan error, 1)
+	go func() { left <- sanconn.LeaveSAN(b) }()
+	awaitLeaving(t, a)
+	type result struct {
+		f   *os.File
+		err error
+	}
+	had := make(chan result, 1)
+	go func() {
+		f, err := a.File()
+		had <- result{f, err}
+	}()
+	testenv.Eventually(t, patience, func() error {
+		if sanconn.Users(a) == 0 {
+			return errors.New("File has not begun")
+		}
+		return nil
+	})
+	a.Commit(0)
+	r := <-had
+	if err := errors.Join(r.err, <-left); err != nil {
+		t.Fatal(err)
+	}
+	defer r.f.Close()
+	c, err := net.FileConn(r.f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(patience))
+	got := make([]byte, len("unread"))
+	if _, err := io.ReadFull(c, got); err != nil || string(got) != "unread" {
 		t.Errorf("%q, %v", got, err)
 	}
 }
@@ -145,6 +214,38 @@ func TestResetBehindAWayBack(t *testing.T) {
 	}
 	if _, err := a.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Error(err)
+	}
+}
+
+// … also by one that waits while that is under way: the reset is found by the Write of what came back,
+// and the Read behind it meets what looks like the stream's end.
+func TestResetWhileItFlushes(t *testing.T) {
+	n := 100 // without it one in three to thirty
+	if testing.Short() {
+		n = 20
+	}
+	for range n {
+		a, b := pipe(t, session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}, nil)
+		newconn.HandleOf(a).TCP().SetWriteBuffer(1)
+		newconn.HandleOf(b).TCP().SetReadBuffer(1)
+		a.SetDeadline(time.Now().Add(patience))
+		if _, err := a.Write(make([]byte, 1<<20)); err != nil {
+			t.Fatal(err)
+		}
+		read := make(chan error, 1)
+		go func() {
+			_, err := a.Read(make([]byte, 1))
+			read <- err
+		}()
+		if err := sanconn.LeaveSAN(b); err != nil {
+			t.Fatal(err)
+		}
+		b.SetLinger(0)
+		b.Close()
+		if err := <-read; !errors.Is(err, syscall.ECONNRESET) {
+			t.Fatalf("Read: %v", err)
+		}
+		a.Close()
 	}
 }
 
@@ -336,6 +437,48 @@ func TestLoansOnTheWayBackFromAPeerThatHasGone(t *testing.T) {
 	}
 }
 
+// What is lent comes back to the session also from a connection that is closed on its way back: else that
+// never ended.
+func TestLoansOfAConnectionThatIsClosedOnTheWayBack(t *testing.T) {
+	for name, lend := range map[string]func(c *sanconn.Conn) (giveBack func() error, err error){
+		"Peek": func(c *sanconn.Conn) (func() error, error) {
+			_, err := c.Peek()
+			return func() error { return c.Discard(1) }, err
+		},
+		"Reserve": func(c *sanconn.Conn) (func() error, error) {
+			_, err := c.Reserve(1)
+			return func() error { return c.Commit(1) }, err
+		},
+	} {
+		ea, eb := twin.Pair(twin.Config{})
+		a, b := pipeOver(t, ea, eb, nil)
+		a.Write([]byte("lent"))
+		giveBack, err := lend(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := sanconn.SessionOf(b)
+		go sanconn.LeaveSAN(b)
+		awaitLeaving(t, b)
+		b.SetLinger(0) // or Close waits
+		b.Close()
+		testenv.Eventually(t, patience, func() error { // until nobody waits for what is lent
+			if sanconn.Leaving(b) {
+				return errors.New("it leaves")
+			}
+			return nil
+		})
+		if err := giveBack(); errors.Is(err, sanconn.ErrNotReserved) {
+			t.Errorf("%s: %v", name, err)
+		}
+		select {
+		case <-s.Closed():
+		case <-time.After(patience):
+			t.Errorf("%s: the session does not end", name)
+		}
+	}
+}
+
 // The end that was asked keeps what its program has not read: its descriptor cannot have it.
 func TestTheAskedEndKeepsWhatIsUnread(t *testing.T) {
 	a, b := pipe(t, session.Limits{}, nil)
@@ -352,6 +495,11 @@ func TestTheAskedEndKeepsWhatIsUnread(t *testing.T) {
 	})
 	if _, err := b.File(); err == nil {
 		t.Error("there is a descriptor that lacks bytes")
+	}
+	ea, eb := twin.Pair(twin.Config{})
+	var stays *session.Unavailable
+	if err := movePair(t.Context(), a, b, ea, eb, sessions{}); !errors.As(err, &stays) || stays.Reason != session.ReasonStays {
+		t.Errorf("it moves, or has another reason: %v", err)
 	}
 	a.CloseWrite()
 	wantBytes(t, <-received(t, b), []byte("unread behind"))
@@ -462,6 +610,225 @@ func TestTheWayBackFromAPeerThatHasClosed(t *testing.T) {
 	f.Close()
 }
 
+// The end of a peer that has closed is found before its begin is, which tells behind how much of TCP its
+// bytes come.
+func TestTheWayBackFromAPeerWhoseBeginIsLate(t *testing.T) {
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, a, b)
+	ea, eb := twin.Pair(twin.Config{})
+	ended := make(chan struct{})
+	go takeLate(t, b, eb, ended)
+	if _, err := a.Write([]byte("by TCP, ")); err != nil {
+		t.Fatal(err)
+	}
+	if err := connpair.Propose(t.Context(), a, ea, session.Config{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	a.Write([]byte("and by the session"))
+	a.Close()
+	time.AfterFunc(50*time.Millisecond, func() { close(ended) })
+	if _, err := b.File(); err == nil {
+		t.Error("the descriptor has what came by the session")
+	}
+	<-ended
+	wantBytes(t, <-received(t, b), []byte("by TCP, and by the session"))
+}
+
+// A peer that goes on writing before it finds that this end leaves is left without room until then: if it
+// had all it wants, it could close without an answer, and wait in vain for what is left to be read.
+func TestTheWayBackFromAPeerThatWritesOn(t *testing.T) {
+	defer sanconn.SetAnswerTime(time.Minute)()
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, a, b)
+	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}})
+	found := make(chan struct{})
+	go takeLate(t, b, eb, found)
+	if err := connpair.Propose(t.Context(), a, ea, session.Config{ReceiveBudget: 64 << 10}, nil); err != nil {
+		t.Fatal(err)
+	}
+	sent := pattern(7 << 20) // there is room for 4 MiB and some, and twice for as much if that is read
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := b.Write(sent)
+		wrote <- errors.Join(err, b.Close())
+	}()
+	go func() { // it finds that as soon as it has to wait
+		defer close(found)
+		awaitLeaving(t, a)
+		var sent uint64
+		var since time.Time
+		if err := testenv.Await(patience, func() error {
+			if n := b.Stats().BytesSent; n != sent {
+				sent, since = n, time.Now()
+			}
+			if sent == 0 || time.Since(since) < time.Second/2 { // no event tells that it gets no room
+				return fmt.Errorf("the peer still writes, %d bytes so far", sent)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := sanconn.LeaveSAN(a); err != nil {
+		t.Error(err)
+	}
+	wantBytes(t, <-received(t, a), sent)
+	if err := <-wrote; err != nil {
+		t.Error(err)
+	}
+}
+
+// A peer that has closed, and has more to send than there is room for, can send that.
+func TestTheWayBackFromAPeerThatHasClosedWithMoreToSend(t *testing.T) {
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, a, b)
+	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}})
+	go connpair.Accept(t.Context(), eb, session.Config{}, func([]byte) *sanconn.Conn { return b })
+	if err := connpair.Propose(t.Context(), a, ea, session.Config{ReceiveBudget: 64 << 10}, nil); err != nil {
+		t.Fatal(err)
+	}
+	sent := pattern(4 << 20)
+	b.SetWriteDeadline(time.Now().Add(patience))
+	for p := sent; len(p) > 0; p = p[16<<10:] {
+		if _, err := b.Write(p[:16<<10]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wrote := make(chan error, 1)
+	go func() { wrote <- b.Close() }()
+	testenv.Eventually(t, patience, func() error {
+		if err := b.SetDeadline(time.Time{}); err == nil {
+			return errors.New("it has not closed")
+		}
+		return nil
+	})
+	if f, err := a.File(); err == nil || errors.Is(err, syscall.ETIMEDOUT) { // bytes have not been read
+		f.Close()
+		t.Error(err)
+	}
+	wantBytes(t, <-received(t, a), sent)
+	if err := <-wrote; err != nil {
+		t.Error(err)
+	}
+	f, err := a.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+}
+
+// takeLate takes the next proposal by ep for c, which gets no other note before late is closed.
+func takeLate(t *testing.T, c *sanconn.Conn, ep session.Endpoint, late <-chan struct{}) {
+	h := newconn.HandleOf(c)
+	notes := h.Notes()
+	var s *session.Session
+	s = session.New(ep, session.Config{Accepting: true, OnNote: func(note []byte) {
+		if len(note) > 0 && note[0] == newconn.NoteProposal {
+			if err := h.Accept(s, []byte{1}); err != nil {
+				t.Error(err)
+			}
+			return
+		}
+		<-late
+		notes(s, note)
+	}})
+	if err := s.Negotiate(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// keeps returns a connection that has come back, with bytes that are to come by TCP from b, and others,
+// behind these, that it keeps.
+func keeps(t *testing.T, late, kept string) (a, b *sanconn.Conn) {
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, a, b)
+	ea, eb := twin.Pair(twin.Config{})
+	at := func(kind byte, at uint64) []byte { return binary.LittleEndian.AppendUint64([]byte{kind}, at) }
+	var peer *session.Session
+	peer = session.New(eb, session.Config{Accepting: true, OnNote: func(note []byte) {
+		switch {
+		case len(note) == 0: // the end
+		case note[0] == newconn.NoteProposal:
+			peer.SendNote([]byte{newconn.NoteAnswer, 1})
+			peer.SendNote(at(newconn.NoteBegin, uint64(len(late))))
+			go func() {
+				peer.Write([]byte(kept))
+				peer.SendNote(at(newconn.NoteLeave, uint64(len(kept))))
+				peer.Close()
+			}()
+		}
+	}})
+	go peer.Negotiate(t.Context())
+	if err := connpair.Propose(t.Context(), a, ea, session.Config{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, func() error {
+		if !sanconn.Keeps(a) {
+			return errors.New("it has not come back")
+		}
+		return nil
+	})
+	return a, b
+}
+
+// A Read that waits for TCP's last bytes, behind which others are kept, does not have a descriptor
+// handed out that lacks these.
+func TestFileBesideAReadAheadOfWhatIsKept(t *testing.T) {
+	const late, kept = "by TCP, late; ", "kept"
+	a, b := keeps(t, late, kept)
+	got := make(chan []byte, 1)
+	go func() {
+		p := make([]byte, len(late+kept))
+		n, err := io.ReadFull(a, p)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- p[:n]
+	}()
+	defer sanconn.SetBackTimeout(10 * time.Millisecond)() // File waits for these bytes, but not for ever
+	for range 3 {                                         // the Read waits by then
+		if f, err := a.File(); err == nil {
+			f.Close()
+			t.Error("there is a descriptor that lacks bytes")
+		}
+	}
+	b.Write([]byte(late))
+	wantBytes(t, <-got, []byte(late+kept))
+}
+
+// … nor does it have Close pass over these, of which the peer is to find that they were not read.
+func TestCloseBesideAReadAheadOfWhatIsKept(t *testing.T) {
+	a, b := keeps(t, "by TCP", "kept")
+	read := make(chan error, 1)
+	go func() { _, err := a.Read(make([]byte, 1)); read <- err }()
+	testenv.Eventually(t, patience, func() error {
+		if !sanconn.Reading(a) {
+			return errors.New("no Read waits")
+		}
+		return nil
+	})
+	a.Close()
+	if err := <-read; !errors.Is(err, net.ErrClosed) {
+		t.Error(err)
+	}
+	b.SetReadDeadline(time.Now().Add(patience))
+	if n, err := b.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the peer: %d bytes, %v", n, err)
+	}
+}
+
 // CloseRead and CloseWrite before and after the way back.
 func TestHalfClosedOnTheWayBack(t *testing.T) {
 	for _, asker := range []int{0, 1} {
@@ -507,7 +874,7 @@ func TestAMoveBehindWhatWasRead(t *testing.T) {
 }
 
 // A dialer that does not like the answer stays on TCP, and the end of its stream is TCP's.
-func TestARefusedOffer(t *testing.T) {
+func TestARefusedProposal(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -529,5 +896,94 @@ func TestARefusedOffer(t *testing.T) {
 	wantBytes(t, <-received(t, b), []byte("by TCP"))
 	if p := a.Provider(); p != "tcp" {
 		t.Errorf("it is on %s", p)
+	}
+}
+
+// A peer says how much of its stream is left on the session, and returns bytes of this one: no more than
+// there can be, as all of it takes memory here.
+func TestAPeerThatLeavesTooMuch(t *testing.T) {
+	for name, tt := range map[string]struct {
+		limits session.Limits
+		left   uint64 // of its stream
+		comes  int
+		most   int // that is taken of it
+	}{
+		"unread":              {left: 5 << 20, comes: 5 << 20, most: 4<<20 + 64<<10},
+		"unread, not by ring": {limits: session.Limits{Window: 32}, left: 20 << 20, comes: 20 << 20, most: 9 << 20},
+		"returned":            {left: 0, comes: 2}, // of the other one, which has had a byte
+	} {
+		a, b, err := newPair(newconn.Config{}, newconn.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		closeAtEnd(t, a, b)
+		ea, eb := twin.Pair(twin.Config{Limits: tt.limits})
+		at := func(kind byte, at uint64) []byte { return binary.LittleEndian.AppendUint64([]byte{kind}, at) }
+		var peer *session.Session
+		peer = session.New(eb, session.Config{Accepting: true, OnNote: func(note []byte) {
+			switch {
+			case len(note) == 0: // the end
+			case note[0] == newconn.NoteProposal:
+				peer.SendNote([]byte{newconn.NoteAnswer, 1})
+				peer.SendNote(at(newconn.NoteBegin, 0))
+				go func() {
+					peer.Read(make([]byte, 1))
+					peer.SendNote(at(newconn.NoteLeave, tt.left))
+				}()
+			case note[0] == newconn.NoteLeave:
+				go peer.Write(make([]byte, tt.comes))
+			}
+		}})
+		go peer.Negotiate(t.Context())
+		if err := connpair.Propose(t.Context(), a, ea, session.Config{}, nil); err != nil {
+			t.Fatal(err)
+		}
+		a.SetDeadline(time.Now().Add(patience))
+		a.Write([]byte("1"))
+		if got, err := io.ReadAll(a); !errors.Is(err, syscall.ECONNRESET) || len(got) > tt.most {
+			t.Errorf("%s: read %d bytes, %v", name, len(got), err)
+		}
+		peer.Abort()
+	}
+}
+
+// Nor does one return, of what comes before it has answered, bytes that it has never been sent.
+func TestAPeerThatReturnsWhatItWasNotSent(t *testing.T) {
+	defer sanconn.SetAnswerTime(0)()
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, a, b)
+	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
+	at := func(kind byte) []byte { return binary.LittleEndian.AppendUint64([]byte{kind}, 0) }
+	var peer *session.Session
+	peer = session.New(eb, session.Config{Accepting: true, OnNote: func(note []byte) {
+		switch {
+		case len(note) == 0: // the end
+		case note[0] == newconn.NoteProposal:
+			peer.SendNote([]byte{newconn.NoteAnswer, 1})
+			peer.SendNote(at(newconn.NoteBegin))
+		case note[0] == newconn.NoteLeave:
+			peer.Write(make([]byte, 2))
+			if err := testenv.Await(patience, func() error {
+				if n := a.Stats().BytesReceived; n < 2 {
+					return fmt.Errorf("%d bytes have been read", n)
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+			peer.SendNote(at(newconn.NoteLeave))
+			peer.CloseWrite()
+			peer.Close()
+		}
+	}})
+	go peer.Negotiate(t.Context())
+	if err := connpair.Propose(t.Context(), a, ea, session.Config{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := sanconn.LeaveSAN(a); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("it leaves: %v", err)
 	}
 }

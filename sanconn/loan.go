@@ -68,12 +68,12 @@ func (o *outgoing) reserve(c *Conn, n int) ([]byte, error) {
 // none. On a SAN it does not block, and looks at no deadline. After an error nothing is reserved,
 // and nothing was sent; on TCP, something may have been.
 func (c *Conn) Commit(n int) error {
-	_, err := c.commit(n)
+	_, err := c.sendReserved(n)
 	return err
 }
 
-// commit is Commit, and returns how many bytes were sent.
-func (c *Conn) commit(n int) (sent int, err error) {
+// sendReserved is Commit, and returns how many bytes were sent.
+func (c *Conn) sendReserved(n int) (sent int, err error) {
 	c.mu.Lock()
 	room := c.out.reserved
 	c.mu.Unlock()
@@ -124,7 +124,7 @@ func (c *Conn) Peek() ([]byte, error) {
 				return b, err
 			case session.ErrTaken:
 			default:
-				return nil, c.opError(opRead, err)
+				return nil, c.readError(err)
 			}
 		}
 		if err := c.in.await(c); err != nil {
@@ -141,14 +141,19 @@ func (c *Conn) Peek() ([]byte, error) {
 
 // peekLocked reads from TCP to front.
 func (in *incoming) peekLocked(c *Conn) ([]byte, error) {
-	if most, err := in.beforeLocked(c); err != nil || most == 0 {
-		return in.front, err
+	switch most, err := in.beforeLocked(c); {
+	case err != nil:
+		return nil, err
+	case most == 0:
+		return in.front, nil
 	}
 	b := make([]byte, peekSize)
 	n, err := in.readLocked(c, b)
 	if n == 0 {
 		return nil, err
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	in.front = append(b[:n:n], in.front...)
 	return in.front, nil
 }
@@ -172,7 +177,7 @@ func (c *Conn) Discard(n int) error {
 	case n < 0 || n > len(c.in.front):
 		return c.opError(opRead, ErrTooMuch)
 	}
-	c.in.take(n)
+	c.in.advance(c, n)
 	return nil
 }
 

@@ -26,6 +26,25 @@ func eachEndpoint(t *testing.T, f func(*testing.T, session.Limits)) {
 	}
 }
 
+// Behind its deadline Peek fails, though bytes lie there that it has returned before.
+func TestPeekBehindTheDeadline(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		a.Write([]byte("lent"))
+		if got, err := b.Peek(); string(got) != "lent" || err != nil {
+			t.Fatalf("%q, %v", got, err)
+		}
+		b.SetReadDeadline(time.Unix(1, 0))
+		if got, err := b.Peek(); got != nil || !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("behind the deadline: %q, %v", got, err)
+		}
+		b.SetReadDeadline(time.Time{})
+		if got, err := b.Peek(); string(got) != "lent" || err != nil {
+			t.Errorf("%q, %v", got, err)
+		}
+	})
+}
+
 // Room that is reserved at one end is filled, and read where it lies at the other.
 func TestReserveAndPeek(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
@@ -173,7 +192,7 @@ func TestCommitBehindCloseWriteWhileItLeaves(t *testing.T) {
 		if leavesFirst {
 			shut()
 			testenv.Eventually(t, patience, func() error {
-				if !newconn.HandleOf(b).Ended() {
+				if !newconn.HandleOf(b).Shut() {
 					return errors.New("CloseWrite has not begun")
 				}
 				return nil

@@ -1,7 +1,6 @@
 package sanconn
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -15,8 +14,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// takeTimeout is how long a process may do nothing that has been asked to take a session, where
-// others may be asked.
+// takeTimeout is how long a process may do nothing about a proposal, before that is withdrawn and made
+// to another one.
 const takeTimeout = 500 * time.Millisecond
 
 var (
@@ -24,7 +23,7 @@ var (
 	errNoSession = fmt.Errorf("the SAN connection ended before the peer moved: %w", syscall.ECONNRESET)
 )
 
-// handle is newconn.Handle, which says what its methods do.
+// handle is newconn.Handle, which documents its methods.
 type handle struct{ *Conn }
 
 func (c handle) TCP() *net.TCPConn   { return c.tcp }
@@ -34,14 +33,14 @@ func (c handle) CallUse(bytes int64) { c.use.again(bytes) }
 func (c handle) Stays() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.state.pinned && c.state.phase == onTCP && !c.out.flushing
+	return c.state.pinned && c.state.phase == onTCP
 }
 
-func (c handle) Ended() bool {
+func (c handle) Shut() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	committed := c.state.phase == proposed || c.state.phase == onSAN // a move ends a direction behind it
-	return c.closed.Load() || !committed && (c.state.out.ended || c.state.in.ended)
+	return c.closed.Load() || !committed && (c.state.out.shut || c.state.in.shut)
 }
 
 func (c handle) Propose(ctx context.Context, s *session.Session, hello []byte, judge func(answer []byte) error) error {
@@ -70,7 +69,7 @@ func (c handle) Propose(ctx context.Context, s *session.Session, hello []byte, j
 		case c.closed.Load(): // Close ends the session
 			return newconn.ErrNoAnswer
 		case (late || ctx.Err() != nil) && s.Withdraw():
-			c.state.withdraw()
+			c.state.answered(false)
 			c.dropLocked(newconn.ErrNotTaken)
 		case ctx.Err() != nil:
 			return newconn.ErrNoAnswer
@@ -86,8 +85,8 @@ func (c handle) Propose(ctx context.Context, s *session.Session, hello []byte, j
 	return nil
 }
 
-// negotiate waits for the peer's part of the negotiation, however long that takes: it has the
-// proposal, too. The session's end is its end.
+// negotiate waits for the peer's part of the negotiation, however long that takes, as the peer has
+// the proposal, too. It ends with the session.
 func negotiate(conn weak.Pointer[Conn], s *session.Session) {
 	err := s.Negotiate(context.Background())
 	if err == nil || errors.Is(err, session.ErrClosed) {
@@ -95,13 +94,13 @@ func negotiate(conn weak.Pointer[Conn], s *session.Session) {
 	}
 	if c := conn.Value(); c != nil {
 		var never *session.Unavailable // the peer has not taken the session
-		c.sessionEnded(s, errors.As(err, &never) || errors.Is(err, syscall.EPIPE), errNegotiating(err))
+		c.sessionOver(s, errors.As(err, &never) || errors.Is(err, syscall.EPIPE), errNegotiating(err))
 	}
 }
 
 func errNegotiating(err error) error { return fmt.Errorf("negotiating: %w", err) }
 
-// wakeWhenDone has those look again who wait for a change, when ctx ends.
+// wakeWhenDone wakes all that wait for a change of state, when ctx ends.
 func (c *Conn) wakeWhenDone(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		c.mu.Lock()
@@ -110,7 +109,7 @@ func (c *Conn) wakeWhenDone(ctx context.Context) (stop func() bool) {
 	})
 }
 
-func (c handle) Take(s *session.Session, answer []byte) error {
+func (c handle) Accept(s *session.Session, answer []byte) error {
 	exposed, err := c.fd.check(c.Conn)
 	if err != nil {
 		return err
@@ -118,7 +117,6 @@ func (c handle) Take(s *session.Session, answer []byte) error {
 	c.mu.Lock()
 	err = c.commitLocked(s, onSAN, exposed, append([]byte{newconn.NoteAnswer}, answer...))
 	if err == nil {
-		c.out.next.Store(s)
 		c.life.Moved(s.Limits().Provider)
 	}
 	c.mu.Unlock()
@@ -126,29 +124,29 @@ func (c handle) Take(s *session.Session, answer []byte) error {
 	return err
 }
 
-// commitLocked commits this end to a session, and tells the peer: before anybody else finds
-// the session, and puts other notes there. exposed is descriptor.check's.
+// commitLocked commits this end to a session, and sends the peer the note about that before anything
+// else finds the session, and sends other notes. exposed is descriptor.check's.
 func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note []byte) error {
 	switch {
 	case c.closed.Load():
 		return errClosing
-	case c.out.flushing:
-		return errUnderWay
 	case c.state.pinned:
 		return errPinned
 	case c.fd.users > 0, c.fd.exposed.Load() != exposed, c.use.claimed():
 		return newconn.ErrClaimed
 	case c.in.rest != nil:
-		return errUnread
+		return errKept
 	}
+	before := c.state
 	if err := c.state.commit(to); err != nil {
 		return err
 	}
 	if err := s.SendNote(note); err != nil {
-		c.state.withdraw()
+		c.state = before
 		return err
 	}
-	c.session, c.over, c.refused, c.left = s, false, nil, false
+	c.session, c.refused = s, nil
+	c.steppedLocked()
 	c.name(s)
 	s.SetKeepAlive(c.keep)
 	if resetsAtClose(c.tcp) { // perhaps by the descriptor, or before there was a connection
@@ -166,7 +164,7 @@ func (c handle) Notes() func(s *session.Session, note []byte) {
 		switch {
 		case c == nil:
 		case note == nil:
-			c.sessionEnded(s, s.Limits().Ring() && errors.Is(s.Over(), syscall.EPIPE), errNoSession)
+			c.sessionOver(s, s.Limits().Ring() && errors.Is(s.Over(), syscall.EPIPE), errNoSession)
 		case len(note) == 0:
 			c.starves(s)
 		default:
@@ -216,15 +214,12 @@ func (c *Conn) answered(s *session.Session, answer []byte) error {
 		s.Abort()
 		return nil
 	}
-	if !c.closed.Load() { // else Close ends the session itself
-		c.out.next.Store(s)
-	}
-	ended := c.state.out.ended
+	shut := c.state.out.shut
 	c.life.Moved(s.Limits().Provider)
-	c.changedLocked()
+	c.steppedLocked()
 	c.mu.Unlock()
 	c.out.nudge(c)
-	if ended {
+	if shut {
 		c.endStream(s, (*session.Session).CloseWrite)
 	}
 	return nil
@@ -235,13 +230,13 @@ func (c *Conn) dropLocked(why error) {
 	c.session, c.judge, c.refused = nil, nil, why
 	c.cleanUpLocked(nil)
 	if !c.closed.Load() {
-		c.in.deadline.release(c.tcp)
-		c.out.deadline.release(c.tcp)
-		if c.state.out.ended { // CloseWrite, and CloseRead, have left it to who ends the proposal
+		c.in.deadline.restore(c.tcp)
+		c.out.deadline.restore(c.tcp)
+		if c.state.out.shut { // CloseWrite, and CloseRead, have left that to the end of the proposal
 			c.tcp.CloseWrite()
 		}
 	}
-	if c.state.in.ended {
+	if c.state.in.shut {
 		c.tcp.CloseRead()
 	}
 	c.changedLocked()
@@ -250,15 +245,11 @@ func (c *Conn) dropLocked(why error) {
 // peerBegins takes the position at which the peer's direction moves.
 func (c *Conn) peerBegins(s *session.Session, at uint64) error {
 	c.mu.Lock()
-	if c.session != s || c.state.phase != onSAN && c.state.phase != leaving {
-		c.mu.Unlock()
-		return errNotAgreed
+	err := errNotAgreed
+	if c.session == s {
+		err = c.state.peerBegins(at, c.in.bytes.Load())
 	}
-	err := c.state.peerBegins(at, c.in.bytes.Load())
-	if err == nil {
-		c.in.begun.Store(true)
-	}
-	c.changedLocked()
+	c.steppedLocked()
 	c.mu.Unlock()
 	if err == nil {
 		c.in.nudge(c)
@@ -266,65 +257,49 @@ func (c *Conn) peerBegins(s *session.Session, at uint64) error {
 	return err
 }
 
-// sessionEnded is called when the session has ended, behind its last note. whole: all that the
+// sessionOver is called when the session has ended, behind its last note. whole: all that the
 // peer has sent by it has come; a ring outlives the peer's process. why a proposal on it is over.
-func (c *Conn) sessionEnded(s *session.Session, whole bool, why error) {
+func (c *Conn) sessionOver(s *session.Session, whole bool, why error) {
 	c.mu.Lock()
 	if c.session != s {
 		c.mu.Unlock()
 		return
 	}
-	c.over = true
 	proposing := c.state.phase == proposed
-	ends := c.state.sessionEnded(whole) && !c.closed.Load()
+	ends := c.state.sessionOver(whole) && !c.closed.Load()
 	if proposing {
 		c.dropLocked(why)
 	}
-	c.changedLocked()
+	c.steppedLocked()
 	c.mu.Unlock()
 	if proposing {
 		s.Abort()
 	}
-	// The peer, if it waits for what this end has said on the session, or would have, finds
-	// the end of TCP, and then does likewise.
+	// A peer that waits for what this end has sent on the session, or would have, finds the end of
+	// TCP, and then ends it, too.
 	if ends {
 		c.tcp.CloseWrite()
 	}
 }
 
-func (c handle) Moved(ctx context.Context) error { return c.awaitMoved(ctx, true) }
-
-// awaitMoved is newconn.Handle.Moved; whole: with all bytes of the application. Otherwise it is for
-// WriteUrgent, which the write deadline bounds, and an attempt that has failed is followed by others.
-func (c *Conn) awaitMoved(ctx context.Context, whole bool) error {
+// Moved is newconn.Handle.Moved.
+func (c handle) Moved(ctx context.Context) error {
 	stop := c.wakeWhenDone(ctx)
 	defer stop()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {
-		switch s := c.in.san.Load(); {
-		case s != nil && c.out.san.Load() == s:
-			return nil
-		case c.left, c.state.phase == leaving: // both ends had moved
-			return nil
+		s := c.in.san.Load()
+		switch err := c.state.hasMoved(s != nil && c.out.san.Load() == s); {
+		case err != errLook:
+			return err
 		case c.closed.Load():
 			return net.ErrClosed
-		case whole && (c.state.in.at > 0 || c.state.out.at > 0):
-			return errByTCP
-		case whole && c.session == nil && c.refused != nil:
+		case c.session == nil && c.refused != nil:
 			return c.refused
-		case c.session != nil && c.over:
-			return errNoSession
-		case ctx.Err() == nil:
-		case whole:
+		case ctx.Err() != nil:
 			return ctx.Err()
-		default: // this may be late: a deadline that has passed, too, counts first
-			return cmp.Or(c.out.deadline.passed(c), c.refused, ctx.Err())
 		}
-		if whole {
-			c.awaitLocked(time.Time{})
-		} else if err := c.out.deadline.awaitLocked(c); err != nil {
-			return err
-		}
+		c.awaitLocked(time.Time{})
 	}
 }

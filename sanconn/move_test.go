@@ -3,15 +3,19 @@ package sanconn_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sanconn/san/internal/connpair"
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
@@ -40,6 +44,27 @@ func moved(t *testing.T, c *sanconn.Conn) error {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	return newconn.HandleOf(c).Moved(ctx)
+}
+
+// A connection that has gone back at once has moved with no byte on TCP before, or has not.
+func TestMovedBehindAWayBack(t *testing.T) {
+	for _, before := range []string{"", "by TCP"} {
+		a, b, move := onTCPPair(t, newconn.Config{})
+		if _, err := a.Write([]byte(before)); err != nil {
+			t.Fatal(err)
+		}
+		if err := move(); err != nil {
+			t.Fatal(err)
+		}
+		if err := sanconn.LeaveSAN(a); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []*sanconn.Conn{a, b} {
+			if err := moved(t, c); (err == nil) != (before == "") {
+				t.Errorf("behind %q on TCP: %v", before, err)
+			}
+		}
+	}
 }
 
 // Whoever looks at a connection does not hold up its move.
@@ -189,16 +214,16 @@ func TestAClaimedDescriptor(t *testing.T) {
 }
 
 // A direction that is ended beside a proposal ends no move: that goes on.
-func TestWhatEndsBesideAnOfferMovesYet(t *testing.T) {
+func TestWhatEndsBesideAProposalMovesYet(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer a.Close()
 	defer b.Close()
-	ended := newconn.HandleOf(a).Ended
+	ended := newconn.HandleOf(a).Shut
 	ea, eb := twin.Pair(twin.Config{})
-	go connpair.Take(t.Context(), eb, session.Config{}, func([]byte) *sanconn.Conn {
+	go connpair.Accept(t.Context(), eb, session.Config{}, func([]byte) *sanconn.Conn {
 		if err := a.CloseWrite(); err != nil {
 			t.Error(err)
 		}
@@ -219,7 +244,7 @@ func TestWhatEndsBesideAnOfferMovesYet(t *testing.T) {
 }
 
 // CloseRead beside a proposal that comes to nothing: the descriptor shows the end, as TCP's does.
-func TestCloseReadBesideAnOffer(t *testing.T) {
+func TestCloseReadBesideAProposal(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -229,7 +254,7 @@ func TestCloseReadBesideAnOffer(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	ea, eb := twin.Pair(twin.Config{})
-	go connpair.Take(ctx, eb, session.Config{}, func([]byte) *sanconn.Conn {
+	go connpair.Accept(ctx, eb, session.Config{}, func([]byte) *sanconn.Conn {
 		if err := a.CloseRead(); err != nil {
 			t.Error(err)
 		}
@@ -251,7 +276,7 @@ func TestCloseReadBesideAnOffer(t *testing.T) {
 }
 
 // A Read that CloseRead ends finds the end, also where the proposal comes to nothing at that moment.
-func TestAReadThatCloseReadEndsBesideAnOffer(t *testing.T) {
+func TestAReadThatCloseReadEndsBesideAProposal(t *testing.T) {
 	for range 1000 {
 		a, b, err := newPair(newconn.Config{}, newconn.Config{})
 		if err != nil {
@@ -260,7 +285,7 @@ func TestAReadThatCloseReadEndsBesideAnOffer(t *testing.T) {
 		read := make(chan error, 1)
 		go func() { _, err := a.Read(make([]byte, 1)); read <- err }()
 		ea, eb := twin.Pair(twin.Config{})
-		go connpair.Take(t.Context(), eb, session.Config{}, func([]byte) *sanconn.Conn {
+		go connpair.Accept(t.Context(), eb, session.Config{}, func([]byte) *sanconn.Conn {
 			a.CloseRead()
 			b.CloseRead() // so b refuses
 			return b
@@ -273,5 +298,126 @@ func TestAReadThatCloseReadEndsBesideAnOffer(t *testing.T) {
 		}
 		a.Close()
 		b.Close()
+	}
+}
+
+// Nothing is read behind CloseRead, also where the direction moves only then.
+func TestCloseReadAheadOfAMove(t *testing.T) {
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, a, b)
+	ea, eb := twin.Pair(twin.Config{})
+	var peer *session.Session
+	peer = session.New(eb, session.Config{Accepting: true, OnNote: func(note []byte) {
+		if len(note) > 0 && note[0] == newconn.NoteProposal {
+			peer.SendNote([]byte{newconn.NoteAnswer, 1}) // it moves
+		}
+	}})
+	defer peer.Abort()
+	go peer.Negotiate(t.Context())
+	if err := connpair.Propose(t.Context(), a, ea, session.Config{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.CloseRead(); err != nil {
+		t.Fatal(err)
+	}
+	peer.SendNote(binary.LittleEndian.AppendUint64([]byte{newconn.NoteBegin}, 0))
+	peer.Write([]byte("late"))
+	testenv.Eventually(t, patience, func() error {
+		if sanconn.SessionOf(a) == nil {
+			return errors.New("it has not moved")
+		}
+		return nil
+	})
+	a.SetReadDeadline(time.Now().Add(patience))
+	if n, err := a.Read(make([]byte, 9)); n != 0 || err != io.EOF {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+}
+
+// A peer that breaks the rules by which connections move ends the connection: what it has sent is no
+// stream any more.
+func TestAPeerThatBreaksTheRules(t *testing.T) {
+	at := func(kind byte, at uint64) []byte { return binary.LittleEndian.AppendUint64([]byte{kind}, at) }
+	begin := func(n uint64) []byte { return at(newconn.NoteBegin, n) }
+	leave := func(n uint64) []byte { return at(newconn.NoteLeave, n) }
+	for name, does := range map[string]struct {
+		byTCP int // bytes
+		notes [][]byte
+		then  [][]byte // once five bytes of the session were read
+	}{
+		"more by TCP than it has said":   {10, [][]byte{begin(5)}, nil},
+		"it begins twice":                {0, [][]byte{begin(0), begin(0)}, nil},
+		"a note of another kind":         {0, [][]byte{begin(0), at(77, 0)}, nil},
+		"a note that is too short":       {0, [][]byte{begin(0)[:8]}, nil},
+		"a note that is too long":        {0, [][]byte{append(begin(0), 0)}, nil},
+		"an answer to no proposal":       {0, [][]byte{begin(0), {newconn.NoteAnswer, 1}}, nil},
+		"it leaves before what was read": {0, [][]byte{begin(0)}, [][]byte{leave(4)}},
+		"it leaves twice":                {0, [][]byte{begin(0)}, [][]byte{leave(5), leave(5)}},
+	} {
+		tcp, peer, err := tcpPair()
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := newconn.New(tcp, newconn.Config{Life: connpair.Nobody{}}).(*sanconn.Conn)
+		closeAtEnd(t, a)
+		a.SetDeadline(time.Now().Add(patience))
+		ea, eb := twin.Pair(twin.Config{})
+		peer.Write(make([]byte, does.byTCP))
+		var s *session.Session
+		proposed := make(chan struct{})
+		s = session.New(eb, session.Config{Accepting: true, OnNote: func(note []byte) {
+			if len(note) > 0 && note[0] == newconn.NoteProposal {
+				close(proposed)
+			}
+		}})
+		go s.Negotiate(t.Context())
+		moved := make(chan error, 1)
+		go func() { moved <- connpair.Propose(t.Context(), a, ea, session.Config{}, nil) }()
+		<-proposed
+		s.SendNote([]byte{newconn.NoteAnswer, 1}) // it moves
+		if err := <-moved; err != nil {
+			t.Fatal(err)
+		}
+		for _, note := range does.notes {
+			s.SendNote(note)
+		}
+		if does.byTCP > 0 { // its begin comes before they are read
+			testenv.Eventually(t, patience, func() error {
+				if text := a.Debug(); !strings.Contains(text, "read by the SAN") {
+					return errors.New(text)
+				}
+				return nil
+			})
+		}
+		s.Write(make([]byte, 5))
+		if does.then != nil {
+			if _, err := io.ReadFull(a, make([]byte, 5)); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			for _, note := range does.then {
+				s.SendNote(note)
+			}
+		}
+		go func() { // as a peer does whose session has ended
+			defer peer.Close()
+			if err := testenv.Await(patience, func() error {
+				if s.Over() == nil {
+					return errors.New("the session has not ended")
+				}
+				return nil
+			}); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}()
+		for err = nil; err == nil; {
+			_, err = a.Read(make([]byte, 20))
+		}
+		if !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: %v", name, err)
+		}
+		s.Abort()
 	}
 }

@@ -20,11 +20,12 @@ type Options struct {
 	MoveAtOnce bool
 
 	// Threshold is the size in bytes from which a Write is moved by RDMA straight out
-	// of the caller's slice instead of through a buffer. Default: 1 MiB, or some 5 where
-	// this host copies faster than a line takes bytes, and only from the second to ninth Write of a
-	// buffer on, by how many copies registering it costs; where there are no memory windows, only if
-	// that costs no more than one. Otherwise it is at least 2 KiB, and counts from the first Write
-	// on; negative: never. Not used on shm, where all bytes go through the ring.
+	// of the caller's slice instead of through a buffer. Default: 1 MiB, or some 5 MiB where
+	// this host copies faster than a line takes bytes, and then from the second to ninth Write of
+	// the same memory on, by how many copies registering it costs; where there are no memory
+	// windows, only if that costs no more than one copy. A value that is set counts from the first
+	// Write on, as 2 KiB if it is less; negative: never. Not used on shm, where all bytes go
+	// through the ring.
 	Threshold int
 
 	// ReceiveBudget is how many bytes of large Writes the receiving end takes before
@@ -43,10 +44,10 @@ type Options struct {
 	// do not poll, which saves CPU and costs latency.
 	Spin time.Duration
 
-	// KeepAlive is the time after which a silent peer is asked whether it is alive, and
-	// the time between two such questions. Three in a row without an answer end the
-	// connection with ETIMEDOUT. Default 15 s, at least 1 s; negative: never. Not used
-	// on shm, where the kernel tells at once when a peer dies.
+	// KeepAlive is the time after which a silent peer is probed, and the time between two
+	// probes. Three in a row without an answer end the connection with ETIMEDOUT. Default
+	// 15 s, at least 1 s; negative: never. Not used on shm, where the kernel reports at once
+	// that a peer has died.
 	KeepAlive time.Duration
 
 	// CancelTimeout bounds how long a deadline or Close waits for the peer to stop an

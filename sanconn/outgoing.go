@@ -22,23 +22,21 @@ type outgoing struct {
 	// san is set once the direction has moved. A Write then needs nothing else of this.
 	san atomic.Pointer[session.Session]
 
-	// next is set, with mu held, as soon as the direction may move: by whoever holds op next.
-	next atomic.Pointer[session.Session]
-
-	shut      atomic.Bool // by CloseWrite
-	suspended atomic.Bool // Writes wait: it goes back to TCP, or what came back goes first; changes with Conn.mu held
+	// Of Conn.state, to be read without mu: see steppedLocked.
+	next      atomic.Pointer[session.Session] // the direction may move to it: the next holder of op does that
+	shut      atomic.Bool                     // by CloseWrite
+	suspended atomic.Bool                     // Writes wait: it goes back to TCP, or what came back goes first
 
 	// owned: a Write that was cut in its middle, or what is reserved, goes before other Writes; it
 	// changes with Conn.mu held.
 	owned atomic.Bool
 
 	op      sync.Mutex    // held by one Write at a time on TCP, and by the move
+	cut     int32         // Writes that were cut less those of them that have ended; guarded by Conn.mu
 	written atomic.Uint64 // bytes put on TCP; grows with op held
 
 	back     []byte // what came back from the session unread: it goes before all else; guarded by op
 	reserved []byte // see Conn.Reserve; guarded by Conn.mu
-	flushing bool   // what came back is on its way; likewise
-	cut      int32  // Writes that were cut less those of them that have ended; likewise
 
 	deadline deadline
 }
@@ -48,7 +46,7 @@ type writer struct {
 	p       []byte       // what is left of the one
 	v       *net.Buffers // what is left of the several; nil: it is one
 	n       int64        // how many bytes were written
-	commits bool         // they were filled in where Reserve said
+	commits bool         // they lie in what Reserve has lent
 	cuts    int          // how often it was cut in its middle
 }
 
@@ -126,7 +124,7 @@ func (o *outgoing) write(c *Conn, w *writer) error {
 // again returns errLook if a Write that has returned err is to go on: the way back to TCP has
 // taken it. If that has cut it in its middle, other Writes wait for it, as its bytes are not to be
 // mixed with theirs. It is called before they can go on, but by a Write on the session, for which
-// leave.exchange calls addCuts.
+// exchange calls addCuts.
 func (o *outgoing) again(c *Conn, w *writer, err error) error {
 	switch {
 	case err == session.ErrCut:
@@ -186,11 +184,11 @@ func (o *outgoing) stoppedLocked(c *Conn) error {
 	if !c.closed.Load() && (o.san.Load() != nil || o.suspended.Load()) {
 		return errLook
 	}
-	return o.endedLocked(c)
+	return o.shutLocked(c)
 }
 
-// endedLocked is why nothing is written any more, on whichever carrier. mu is held.
-func (o *outgoing) endedLocked(c *Conn) error {
+// shutLocked is why nothing is written any more, on whichever carrier. mu is held.
+func (o *outgoing) shutLocked(c *Conn) error {
 	switch {
 	case c.closed.Load():
 		return c.opError(opWrite, net.ErrClosed)
@@ -249,7 +247,7 @@ func (o *outgoing) await(c *Conn, w *writer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for o.suspended.Load() || !o.mayLocked(w) {
-		err := o.endedLocked(c)
+		err := o.shutLocked(c)
 		if err == nil {
 			err = o.deadline.awaitLocked(c)
 		}

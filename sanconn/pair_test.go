@@ -69,8 +69,8 @@ func newPair(dialer, acceptor newconn.Config) (a, b *sanconn.Conn, err error) {
 			cfg.Life = connpair.Nobody{}
 		}
 	}
-	ca, _ := newconn.New(d, dialer)
-	cb, _ := newconn.New(e, acceptor)
+	ca := newconn.New(d, dialer)
+	cb := newconn.New(e, acceptor)
 	return ca.(*sanconn.Conn), cb.(*sanconn.Conn), nil
 }
 
@@ -83,7 +83,7 @@ type sessions struct{ Dialer, Acceptor session.Config }
 func movePair(ctx context.Context, a, b *sanconn.Conn, dialer, acceptor session.Endpoint, cfg sessions) error {
 	taken := make(chan error, 1)
 	go func() {
-		taken <- connpair.Take(ctx, acceptor, cfg.Acceptor, func([]byte) *sanconn.Conn { return b })
+		taken <- connpair.Accept(ctx, acceptor, cfg.Acceptor, func([]byte) *sanconn.Conn { return b })
 	}()
 	err := connpair.Propose(ctx, a, dialer, cfg.Dialer, nil)
 	return errors.Join(err, <-taken)
@@ -139,6 +139,18 @@ func wantBytes(t *testing.T, got, want []byte) {
 		i++
 	}
 	t.Errorf("%d bytes instead of %d; they differ from %d on", len(got), len(want), i)
+}
+
+// sendUnread writes "unread" at one end, and returns when it has come to the other, which does not read it.
+func sendUnread(t *testing.T, from, to *sanconn.Conn) {
+	t.Helper()
+	if _, err := from.Write([]byte("unread")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := to.Peek(); err != nil {
+		t.Fatal(err)
+	}
+	to.Discard(0)
 }
 
 // awaitLeaving waits until a connection is on its way back to TCP.

@@ -1,8 +1,10 @@
 package sanconn
 
 import (
+	"errors"
 	"io"
 	"net"
+	"os"
 	"sync/atomic"
 	"syscall"
 
@@ -15,16 +17,17 @@ import (
 // if it has moved. Its methods fail where File does, but not because bytes have not been read:
 // Read shows its function these by a socket of their own.
 //
-// Behind Control it may move, once its own Read and Write have been used for as much as at its
-// beginning, at an accepted end for half as much, if TCP has carried no byte that these do not know
-// of, and neither direction was ended by it: what sets an option, as gRPC does, costs nothing, and
-// what takes the descriptor for itself, as event loops do, keeps it. Behind Write, as behind File, it stays on TCP for good.
+// Behind Control it may move again, once its own Read and Write have been used for as much as at
+// its beginning, at an accepted end for half as much, if no byte has gone by the descriptor alone,
+// and no direction was ended by it. So a program that sets an option, as gRPC does, loses nothing,
+// and one that takes the descriptor for itself, as event loops do, keeps it. Behind Write, as
+// behind File, the connection stays on TCP for good.
 //
 // Read calls its function without going back if nothing has come, as where a pool examines an
-// idle connection, or by a SAN the end: with a socket that shows just that. If bytes have come
-// it is as Control, and once the function wants to wait for some, as Write. In
-// programs that cmd/san has built, one that reads by syscall.Read reads the connection instead,
-// whatever carries it: that may move, and stays where it is.
+// idle connection, or if the end has come by a SAN: with a socket that shows just that. If bytes
+// have come it is as Control, and once the function wants to wait for some, as Write. In
+// programs that cmd/san has built, a function that reads by syscall.Read reads the connection
+// instead, whatever carries it: the connection may move, and stays where it is.
 func (c *Conn) SyscallConn() (syscall.RawConn, error) { return &rawConn{c: c}, nil }
 
 // rawConn is small, as pools make one for each use of a connection.
@@ -123,18 +126,25 @@ func (r *rawConn) readUncounted(f func(fd uintptr) (done bool)) (done bool, err 
 	}
 }
 
-// look shows f what has come without going back, if that can be shown: nothing, or the end.
+// look shows f what has come without going back, if that can be shown: nothing, or the end, behind
+// which f may wait.
 func (r *rawConn) look(f func(fd uintptr) (done bool)) (empty, done bool, err error) {
-	empty, err = r.empty()
-	switch {
-	case err == io.EOF:
-		if done, serr := end.show(f); done || serr != nil {
-			return false, done, serr
+	for {
+		empty, err = r.empty()
+		switch {
+		case err == io.EOF:
+			if done, err = end.show(f); !done && err == nil {
+				err = r.c.in.awaitBehindEnd(r.c)
+			}
+			if done || err != nil {
+				return false, done, err
+			}
+			continue
+		case err == nil && empty:
+			done, err = nothing.show(f)
 		}
-	case err == nil && empty:
-		done, err = nothing.show(f)
+		return empty, done, err
 	}
-	return empty, done, err
 }
 
 // empty reports whether nothing has come that could be read, and not the end either; io.EOF:
@@ -190,17 +200,14 @@ func (r *rawConn) emptyTCP() (empty bool, err error) {
 func (r *rawConn) showHeld(f func(fd uintptr) (done bool)) (done bool, err error) {
 	c := r.c
 	for c.in.holds() {
-		if most, err := c.in.beforeLocked(c); err != nil || most > 0 { // TCP's come before them
+		switch most, err := c.in.beforeLocked(c); {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return false, err
+		case err != nil, most > 0: // TCP's come before them
 			return false, errUnread
 		}
-		c.mu.Lock()
-		err := c.in.deadline.passed(c)
-		c.mu.Unlock()
-		if err != nil {
-			return false, err
-		}
 		took, done, err := showBytes(c.in.front, f)
-		c.in.take(took)
+		c.in.advance(c, took)
 		switch {
 		case done || err != nil:
 			return done, err
@@ -224,14 +231,9 @@ func (r *rawConn) readTCP(f func(fd uintptr) (done bool), waits bool) (done bool
 	}
 	l.f, l.session, l.most, l.tells, l.ended, l.done = f, nil, 1<<62, nil, nil, false
 	c.mu.Lock()
-	returned := c.state.in.least > c.in.bytes.Load() // they are on their way, and come for sure
-	l.plain = !c.state.lost
+	l.plain = c.state.endOf(c.in.bytes.Load()) != endIsCut
 	c.mu.Unlock()
 	err = r.tcp().Read(func(fd uintptr) bool {
-		if returned && nothingIn(int(fd)) {
-			return false
-		}
-		returned = false
 		r.lend(fd)
 		if l.used {
 			return true

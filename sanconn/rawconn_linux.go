@@ -62,8 +62,8 @@ func showBytes(b []byte, f func(fd uintptr) (done bool)) (took int, done bool, e
 	return n - left, done, os.NewSyscallError("ioctl", err)
 }
 
-// waits reports whether a read (POLLIN) or a write (POLLOUT) would have to wait. It reads nothing,
-// which would take a reset from the socket, so that the next who reads finds the end instead.
+// waits reports whether a read (POLLIN) or a write (POLLOUT) would have to wait. It does not try one:
+// that would take a reset from the socket, and the next Read would find the end instead.
 func waits(fd int, event int16) bool {
 	for {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: event}}, 0)

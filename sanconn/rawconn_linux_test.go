@@ -17,6 +17,7 @@ import (
 	"github.com/sanconn/san/internal/connpair"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
 )
@@ -218,6 +219,52 @@ func TestRawReadWaitsNoLonger(t *testing.T) {
 	})
 }
 
+// One that wants to wait behind the end does, up to a deadline, or to Close, also if that comes before it
+// waits.
+func TestRawReadWaitsBehindTheEnd(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		for name, read := range map[string]func(fd int, p []byte) (int, error){
+			"counted": testenv.SyscallRead, "looks": unix.Read,
+		} {
+			a, b := pipe(t, l, nil)
+			raw := rawOf(t, b)
+			if name == "counted" {
+				raw = countedOf(t, b).raw
+			}
+			a.CloseWrite()
+			if _, err := b.Read(make([]byte, 1)); err != io.EOF { // which has come
+				t.Error(err)
+			}
+			b.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+			calls := 0
+			if err := raw.Read(func(fd uintptr) bool {
+				calls++
+				n, _ := read(int(fd), make([]byte, 1))
+				return n > 0
+			}); !errors.Is(err, os.ErrDeadlineExceeded) || calls > 20 {
+				t.Errorf("%s: %d calls, %v", name, calls, err)
+			}
+			b.SetReadDeadline(time.Time{})
+			err := raw.Read(func(fd uintptr) bool {
+				n, _ := read(int(fd), make([]byte, 1))
+				go b.Close() // which may wait for the descriptor
+				if err := testenv.Await(patience, func() error {
+					if err := b.SetDeadline(time.Time{}); !errors.Is(err, net.ErrClosed) {
+						return fmt.Errorf("it is not closed: %v", err)
+					}
+					return nil
+				}); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				return n > 0
+			})
+			if !errors.Is(err, net.ErrClosed) {
+				t.Errorf("%s: behind Close: %v", name, err)
+			}
+		}
+	})
+}
+
 // One that leaves unread what is there waits for more, as on TCP, where the bytes are then.
 func TestRawReadWaitsBehindUnreadBytes(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
@@ -337,6 +384,42 @@ func TestTheDescriptor(t *testing.T) {
 	})
 }
 
+// Bytes that have come and are unread are in the descriptor when it is handed out: who looks there, by
+// MSG_DONTWAIT or FIONREAD, does not wait for them.
+func TestTheDescriptorShowsWhatIsUnread(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		for name, use := range map[string]func(c *sanconn.Conn, f func(fd uintptr)) error{
+			"Control": func(c *sanconn.Conn, f func(fd uintptr)) error { return rawOf(t, c).Control(f) },
+			"File": func(c *sanconn.Conn, f func(fd uintptr)) error {
+				file, err := c.File()
+				if err != nil {
+					return err
+				}
+				defer file.Close()
+				raw, err := file.SyscallConn()
+				return errors.Join(err, raw.Control(f))
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				for range 20 {
+					a, b := pipe(t, l, nil)
+					a.Write([]byte("unread"))
+					b.SetReadDeadline(time.Unix(1, 0)) // of the last Read: it bounds no look
+					var got [10]byte
+					var n int
+					var rerr error
+					err := use(b, func(fd uintptr) {
+						n, _, rerr = syscall.Recvfrom(int(fd), got[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+					})
+					if err != nil || rerr != nil || string(got[:n]) != "unread" {
+						t.Fatalf("%v, %v, %d bytes", err, rerr, n)
+					}
+				}
+			})
+		}
+	})
+}
+
 // A connection that stays on TCP is TCP's: the function meets the descriptor itself at each call.
 func TestRawReadWhereTCPStays(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
@@ -420,6 +503,95 @@ func TestRawReadShowsAReset(t *testing.T) {
 			return nil
 		})
 	})
+}
+
+// A reset, or that the peer does not answer, is found by one Read, and behind it io.EOF: a loop may end
+// at nothing else.
+func TestOneReadFindsAReset(t *testing.T) {
+	p := make([]byte, 1)
+	find := func(t *testing.T, b *sanconn.Conn, want error) {
+		b.SetDeadline(time.Now().Add(patience))
+		if _, err := b.Read(p); !errors.Is(err, want) {
+			t.Error(err)
+		}
+		for range 2 {
+			if n, err := b.Read(p); n != 0 || err != io.EOF {
+				t.Errorf("%d, %v; want io.EOF", n, err)
+			}
+		}
+	}
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		a.SetLinger(0)
+		a.Close()
+		find(t, b, syscall.ECONNRESET)
+		if _, err := b.Write(p); !errors.Is(err, syscall.EPIPE) {
+			t.Error(err)
+		}
+	})
+	t.Run("behind a way back in vain", func(t *testing.T) {
+		_, b := pipe(t, session.Limits{Window: 32}, nil)
+		sanconn.SessionOf(b).Close() // as that does
+		find(t, b, syscall.ECONNRESET)
+	})
+	t.Run("of a peer that does not answer", func(t *testing.T) {
+		ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32, CanRead: true, MaxExpose: 16 << 20, Threshold: 8 << 10}})
+		a, _, err := movedPair(t.Context(), ea, eb, sessions{Dialer: session.Config{CancelTimeout: time.Millisecond}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		ea.Cut()
+		a.SetWriteDeadline(time.Now().Add(time.Second)) // behind the offer
+		a.Write(make([]byte, 64<<10))                   // which is not given up
+		find(t, a, syscall.ETIMEDOUT)
+	})
+	t.Run("cut while it moved", func(t *testing.T) {
+		a, b, err := newPair(newconn.Config{}, newconn.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		sanconn.Lose(b)
+		a.Close()
+		find(t, b, syscall.ECONNRESET)
+	})
+}
+
+// What waits for bytes that the peer was returned holds up no Read, and everybody who wants the
+// descriptor waits.
+func TestADeadlineBesideALook(t *testing.T) {
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	defer a.Close()
+	sanconn.Expect(a, 10) // they do not come
+	raw := rawOf(t, a)
+	looks := make(chan error, 2)
+	for range cap(looks) {
+		go func() { looks <- raw.Control(func(uintptr) {}) }()
+	}
+	testenv.Eventually(t, patience, func() error {
+		if n := sanconn.Users(a); n != cap(looks) {
+			return fmt.Errorf("%d want the descriptor", n)
+		}
+		return nil
+	})
+	a.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	if _, err := a.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error(err)
+	}
+	if n := len(looks); n != 0 {
+		t.Errorf("%d looks have not waited, or the Read waited for them", n)
+	}
+	sanconn.Expect(a, 0)
+	for range cap(looks) {
+		if err := <-looks; err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // What a peer that has closed has left on a session is shown, read in pieces and lost by no look, as

@@ -159,7 +159,7 @@ func (r *rawConn) Took(n int, err error) error {
 	case l.session != nil:
 		l.session.Discard(n)
 	case l.most == 0:
-		r.c.in.take(n)
+		r.c.in.advance(r.c, n)
 	case n > 0:
 		l.took = true
 		r.c.in.count(r.c, n)
@@ -167,13 +167,16 @@ func (r *rawConn) Took(n int, err error) error {
 		if l.ended = err; err == nil {
 			l.ended = io.EOF
 		}
+		r.c.mu.Lock()
+		r.c.state.tcpFailed(err) // for other operations, if f does not wait for what that means
+		r.c.mu.Unlock()
 		return syscall.EAGAIN
 	}
 	return err
 }
 
 // asErrno is what syscall.Read returns for an error of the connection; nil is also for the end. For
-// what is about this end alone, as a deadline is, RawConn.Read is to return it: f has to wait.
+// what concerns this end alone, as a deadline, f has to wait: RawConn.Read returns that.
 func asErrno(err error) error {
 	switch err {
 	case nil, io.EOF:
@@ -200,10 +203,7 @@ func (r *rawConn) readCounted(f func(fd uintptr) (done bool)) (done bool, err er
 		case err != nil && err != errLook, did.done, err == nil && !did.read:
 			return did.done, err
 		case err == nil && did.told: // it waits behind the end
-			c.mu.Lock()
-			err = c.in.deadline.awaitLocked(c)
-			c.mu.Unlock()
-			if err != nil {
+			if err := c.in.awaitBehindEnd(c); err != nil {
 				return false, err
 			}
 		case err == nil && s != nil:
@@ -316,12 +316,12 @@ func (c *Conn) readByTCP(counted bool) error {
 		c.fd.exposed.Add(1)
 	}
 	c.mu.Lock()
-	s, moves := c.session, c.state.phase != onTCP
+	s := c.session
 	c.mu.Unlock()
 	switch {
 	case !counted && c.in.holds():
 		return errUnread
-	case !moves || s == nil:
+	case s == nil:
 		return nil
 	}
 	switch _, read, err := tcpid.Positions(c.tcp); {

@@ -8,10 +8,10 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// SetLinger says what Close does with data that was not delivered yet; see
+// SetLinger sets what Close does with data that was not delivered yet; see
 // net.TCPConn.SetLinger. With 0 it is discarded and the peer finds a reset; on a SAN also if
-// the process ends without CloseWrite or Close. Any other value means there what Close says;
-// the number of seconds is not used, as there is Options.CloseTimeout.
+// the process ends without CloseWrite or Close. With any other value a SAN delivers it,
+// as Close has it; Options.CloseTimeout takes the place of the number of seconds.
 func (c *Conn) SetLinger(sec int) error {
 	err := c.tcp.SetLinger(sec) // first: a move looks at it
 	c.mu.Lock()

@@ -54,9 +54,9 @@ func fileOf(w io.Writer) (s stream, ok bool) {
 func (c *Conn) onTCP() bool { return c.in.san.Load() == nil && c.out.san.Load() == nil }
 
 // splice copies from a socket to another or to a regular file, through a pipe, as net does, as
-// long as TCP carries both; errLook: what is left has to be copied otherwise. The pipe is what a
-// buffer is in other copies: whoever fills it does not wait for room at the other end meanwhile,
-// and what is in it when that fails is lost.
+// long as TCP carries both; errLook: what is left has to be copied otherwise. The pipe takes the place
+// of other copies' buffer: to fill it takes no room at the other end, and what is in it when that end
+// fails is lost.
 func splice(dst io.Writer, src *io.LimitedReader) (total int64, err error) {
 	from, ok := streamOf(src.R)
 	if !ok {

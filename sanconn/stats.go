@@ -21,7 +21,7 @@ func (c *Conn) Stats() Stats {
 	c.mu.Lock()
 	var st Stats
 	if c.past != nil {
-		st = *c.past
+		st = c.past.Stats
 	}
 	if c.session != nil {
 		st.add(c.session.Stats())

@@ -1,9 +1,11 @@
 package sanconn
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"syscall"
 	"time"
@@ -27,39 +29,87 @@ func (c *Conn) WriteUrgent(p []byte) (int, error) {
 	if len(p) == 0 || len(p) > MaxUrgent {
 		return 0, c.opError(opWrite, syscall.EMSGSIZE)
 	}
-	if c.out.san.Load() == nil {
-		c.use.claimedUntil.Store(0) // the program uses the connection itself
-		if c.use.begins() {
-			c.life.Used(handle{c})
+	for end := time.Now().Add(urgentTimeout); ; {
+		if s := c.out.san.Load(); s != nil {
+			raceedge.Release()
+			if n, err := s.WriteUrgent(p); err == nil || !c.leaves(s) {
+				return n, c.opError(opWrite, err)
+			}
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), urgentTimeout)
-		defer cancel()
-		switch err := c.awaitMoved(ctx, false); {
+		switch err := c.moveForUrgent(end); {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return 0, err
 		case err != nil:
 			return 0, c.opError(opWrite, fmt.Errorf("%w: %w", errUrgentOnTCP, err))
 		}
 	}
-	n, err := 0, session.ErrTaken // by the way back to TCP
-	if s := c.out.san.Load(); s != nil {
-		raceedge.Release()
-		n, err = s.WriteUrgent(p)
+}
+
+// leaves reports whether the connection goes back to TCP from a session, or has.
+func (c *Conn) leaves(s *session.Session) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.session != s || c.state.phase == leaving
+}
+
+// moveForUrgent moves a connection that is on TCP, or on its way back, or waits while others do: until
+// end, and the write deadline. An attempt that has failed is followed by others.
+func (c *Conn) moveForUrgent(end time.Time) error {
+	ctx, cancel := context.WithDeadline(context.Background(), end)
+	defer cancel()
+	c.use.claimedUntil.Store(0) // the program uses the connection itself
+	stop := c.wakeWhenDone(ctx)
+	defer stop()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for begun := false; ; {
+		if !begun && !c.state.goesBack() {
+			begun = true
+			c.mu.Unlock()
+			if c.use.begins() {
+				c.life.Used(handle{c})
+			}
+			c.mu.Lock()
+		}
+		onSession := c.state.phase == onSAN
+		switch s := c.in.san.Load(); {
+		case onSession && c.state.over:
+			return errNoSession
+		case onSession && s != nil && c.out.san.Load() == s:
+			return nil
+		case c.state.pinned:
+			return errPinned
+		case c.closed.Load():
+			return net.ErrClosed
+		case ctx.Err() != nil: // this may be late: a deadline that has passed, too, counts first
+			return cmp.Or(c.out.deadline.passed(c), c.refused, ctx.Err())
+		}
+		if err := c.out.deadline.awaitLocked(c); err != nil {
+			return err
+		}
 	}
-	if err == session.ErrTaken {
-		err = errUrgentOnTCP
-	}
-	return n, c.opError(opWrite, err)
 }
 
 // ReadUrgent returns the urgent data that arrived last, and does not block. What has
 // no room in p is lost. If there is none, the error is ErrNoUrgent, as it is.
 func (c *Conn) ReadUrgent(p []byte) (int, error) {
 	n, err := 0, ErrNoUrgent
-	if s := c.committed(); s != nil {
+	s := c.committed()
+	if s != nil {
 		n, err = s.ReadUrgent(p)
 		raceedge.Acquire()
 	}
+	c.mu.Lock()
+	if past := c.past; past != nil && past.urgent != nil {
+		none := err == ErrNoUrgent
+		if none {
+			n, err = copy(p, past.urgent), nil
+		}
+		if none || s == c.session { // or it is newer
+			past.urgent = nil
+		}
+	}
+	c.mu.Unlock()
 	if errors.Is(err, ErrNoUrgent) && !c.closed.Load() {
 		return n, ErrNoUrgent
 	}
@@ -68,9 +118,17 @@ func (c *Conn) ReadUrgent(p []byte) (int, error) {
 
 // Urgent returns a channel that receives a value when urgent data arrives. It has room
 // for one: call ReadUrgent until ErrNoUrgent. On TCP no urgent data comes: call it again
-// when the connection has moved.
+// when the connection has moved, or gone back.
 func (c *Conn) Urgent() <-chan struct{} {
-	if s := c.committed(); s != nil {
+	s := c.committed()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.past != nil && c.past.urgent != nil: // of which the session may not have told
+		told := make(chan struct{}, 1)
+		told <- struct{}{}
+		return told
+	case s != nil:
 		return s.Urgent()
 	}
 	return nil

@@ -1,15 +1,18 @@
 package sanconn_test
 
 import (
-	"context"
 	"errors"
 	"net"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
 )
 
 // On TCP a WriteUrgent waits for the connection to move until the write deadline at most, and
@@ -31,9 +34,80 @@ func TestUrgentDeadlineOnTCP(t *testing.T) {
 			t.Errorf("deadline within %v: %d, %v", within, n, err)
 		}
 	}
-	over, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := sanconn.AwaitUrgent(over, a); !errors.Is(err, os.ErrDeadlineExceeded) {
+	if err := sanconn.AwaitUrgent(time.Now(), a); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("its own time is over as well: %v", err)
+	}
+}
+
+// Urgent data that is to be sent while the connection goes back to TCP has it move again.
+func TestUrgentDataWhileItGoesBack(t *testing.T) {
+	var used atomic.Int32
+	life := using{ending{nil, false}, func() { used.Add(1) }}
+	a, b, err := newPair(newconn.Config{Threshold: 1, Life: life}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	a.Write([]byte("12"))
+	b.Read(make([]byte, 2))
+	ea, eb := twin.Pair(twin.Config{})
+	if err := movePair(t.Context(), a, b, ea, eb, sessions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.Write([]byte("x"))
+	if _, err := a.Peek(); err != nil { // which the way back waits for
+		t.Fatal(err)
+	}
+	sanconn.Starve(b)
+	awaitLeaving(t, a)
+	before := used.Load()
+	urgent := make(chan error, 1)
+	go func() {
+		_, err := a.WriteUrgent([]byte("!"))
+		urgent <- err
+	}()
+	a.Discard(1)
+	if err := <-urgent; !errors.Is(err, errors.ErrUnsupported) { // nobody moves it
+		t.Error(err)
+	}
+	if used.Load() == before {
+		t.Error("no move has begun")
+	}
+}
+
+// Urgent data that has come can be read when either end has gone back to TCP.
+func TestUrgentDataBehindTheWayBack(t *testing.T) {
+	for _, l := range []session.Limits{{}, {Window: 32}} {
+		a, b := pipe(t, l, nil)
+		for _, text := range []string{"lost", "kept"} {
+			if _, err := a.WriteUrgent([]byte(text)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := sanconn.LeaveSAN(a); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, patience, func() error {
+			if sanconn.Leaving(b) {
+				return errors.New("it leaves")
+			}
+			return nil
+		})
+		select {
+		case <-b.Urgent(): // though on TCP, where else nothing comes
+		default:
+			t.Error("not told of urgent data")
+		}
+		p := make([]byte, sanconn.MaxUrgent)
+		if n, err := b.ReadUrgent(p); string(p[:n]) != "kept" || err != nil {
+			t.Errorf("%q, %v", p[:n], err)
+		}
+		if _, err := b.ReadUrgent(p); err != sanconn.ErrNoUrgent {
+			t.Error(err)
+		}
+		if b.Urgent() != nil {
+			t.Error("told of urgent data on TCP")
+		}
 	}
 }

@@ -14,7 +14,7 @@ const turn = 32 << 10
 type usage struct {
 	bytes        atomic.Int64
 	at           atomic.Int64 // beyond which it moves; newconn.Never while that is tried, until it has failed
-	claimedUntil atomic.Int64 // up to which it does not, even if asked: see claimed
+	claimedUntil atomic.Int64 // up to which it does not, nor takes a proposal: see claimed
 }
 
 // add counts, and reports whether the connection is to move now.

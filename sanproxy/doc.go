@@ -13,8 +13,12 @@
 //	}}
 //	err = p.Serve(l)
 //
-// A stream's end travels as such, one direction at a time, and a reset as a reset: what was
-// cut short never looks complete, not even if this process is killed. (A unix socket has no
+// Serve returns when the Proxy has been ended: by Shutdown, which waits for its connections, or
+// by Close, which resets them. What goes wrong with a single connection is a line in ErrorLog
+// and a count in Stats.
+//
+// The end of a stream is passed on as such, one direction at a time, and a reset as a reset: what
+// was cut short never looks complete, not even if this process is killed. (A unix socket has no
 // reset: unless there are bytes that it has not read, a closed one ends in order.)
 //
 // A connection of package san begins on TCP, and may move to a SAN while it is forwarded. Before

@@ -195,8 +195,14 @@ func TestManyConnections(t *testing.T) {
 				})
 			}
 		})
+		dialing := make(chan struct{}, 16) // a connection that has to move has 10 s, also behind others
+		var open sync.WaitGroup
+		open.Add(conns)
 		for i := range conns {
 			clients.Go(func() {
+				dialing <- struct{}{}
+				dialed := sync.OnceFunc(func() { <-dialing; open.Done() })
+				defer dialed()
 				conn := c.dial(t)
 				defer conn.Close()
 				text := strings.Repeat("x", 1+i*50)
@@ -204,6 +210,8 @@ func TestManyConnections(t *testing.T) {
 					conn.SetDeadline(time.Now().Add(testTimeout))
 					mustWrite(t, conn, text)
 					wantNext(t, conn, text)
+					dialed()
+					open.Wait() // all are, at once
 				}
 				conn.CloseWrite()
 				wantAll(t, conn, "")

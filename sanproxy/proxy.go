@@ -41,10 +41,10 @@ type Proxy struct {
 	ctx    context.Context // of dials; ends at Close
 	cancel context.CancelFunc
 
-	mu        sync.Mutex    // guards the rest
-	closing   chan struct{} // closed when no more are accepted
-	drained   chan struct{} // closed when closing is and there is no connection any more
-	listeners map[net.Listener]bool
+	mu        sync.Mutex             // guards the rest
+	closing   chan struct{}          // closed when no more are accepted
+	drained   chan struct{}          // closed when closing is and there is no connection any more
+	listeners map[*net.Listener]bool // by pointers, as the type may be no key
 	pairs     map[*pair]bool
 	stats     Stats  // but for Open and what open connections have moved
 	failures  uint64 // of Dial, since it last worked
@@ -69,7 +69,7 @@ func (p *Proxy) init() {
 	p.start.Do(func() {
 		p.ctx, p.cancel = context.WithCancel(context.Background())
 		p.closing, p.drained = make(chan struct{}), make(chan struct{})
-		p.listeners, p.pairs = make(map[net.Listener]bool), make(map[*pair]bool)
+		p.listeners, p.pairs = make(map[*net.Listener]bool), make(map[*pair]bool)
 	})
 }
 
@@ -80,10 +80,10 @@ func (p *Proxy) init() {
 func (p *Proxy) Serve(l net.Listener) error {
 	p.init()
 	defer l.Close()
-	if !p.serves(l) {
+	if !p.serves(&l) {
 		return nil
 	}
-	defer p.forget(l)
+	defer p.forget(&l)
 	failed := false // as the last time, too
 	for {
 		c, err := l.Accept()
@@ -144,6 +144,7 @@ func (p *Proxy) Close() error {
 
 // Stats returns a snapshot of the counters.
 func (p *Proxy) Stats() Stats {
+	p.init()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.stats
@@ -157,7 +158,7 @@ func (p *Proxy) Stats() Stats {
 }
 
 // serves notes the listener, unless no more are to be accepted.
-func (p *Proxy) serves(l net.Listener) bool {
+func (p *Proxy) serves(l *net.Listener) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.isClosing() {
@@ -167,7 +168,7 @@ func (p *Proxy) serves(l net.Listener) bool {
 	return true
 }
 
-func (p *Proxy) forget(l net.Listener) {
+func (p *Proxy) forget(l *net.Listener) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.listeners, l)
@@ -192,7 +193,7 @@ func (p *Proxy) stop() {
 	listeners := slices.Collect(maps.Keys(p.listeners))
 	p.mu.Unlock()
 	for _, l := range listeners {
-		l.Close()
+		(*l).Close()
 	}
 }
 

@@ -36,14 +36,38 @@ func TestDialTimeout(t *testing.T) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}}
-	l := route{outside: "tcp"}.listen(t)
+	r := route{outside: "tcp"}
+	l := r.listen(t)
 	serve(t, p, l)
-	c, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	wantReset(t, prepared(t, c))
+	(&chain{route: r, clients: l.Addr().String()}).wantTurnedAway(t)
 	wantStats(t, p, func(s Stats) bool { return s.Failed == 1 && s.Open == 0 })
+}
+
+// valueListener is a listener that cannot be the key of a map.
+type valueListener struct {
+	net.Listener
+	_ []string
+}
+
+// A listener may be of any type.
+func TestServeAListenerThatIsAValue(t *testing.T) {
+	p := &Proxy{Dial: func(context.Context, net.Conn) (net.Conn, error) { return nil, net.ErrClosed }}
+	l := route{outside: "tcp"}.listen(t)
+	done := serve(t, p, valueListener{Listener: l})
+	testenv.Eventually(t, time.Minute, func() error {
+		p.Stats() // which may come before Serve
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if len(p.listeners) == 0 {
+			return errors.New("it does not serve")
+		}
+		return nil
+	})
+	p.Close()
+	<-done
+	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("it is not closed: %v", err)
+	}
 }
 
 // lines is a log that may be written concurrently.

@@ -1,6 +1,7 @@
 package sanproxy
 
 import (
+	"errors"
 	"net"
 	"syscall"
 
@@ -11,7 +12,7 @@ import (
 const tcpClose = 7
 
 // wasReset reports whether a connection whose end of file was read, and to which this end
-// can still write, was in fact reset. On a SAN a Read returns that.
+// can still write, was in fact reset. On a SAN a Read returns that, if none did before.
 func wasReset(c net.Conn) (reset bool) {
 	s, ok := bottom(c).(syscall.Conn)
 	if !ok {
@@ -23,10 +24,10 @@ func wasReset(c net.Conn) (reset bool) {
 	}
 	// A look as of Read leaves a *sanconn.Conn where it is. What that shows of a SAN is no
 	// TCP socket, and neither is a unix socket.
-	raw.Read(func(fd uintptr) (done bool) {
+	err = raw.Read(func(fd uintptr) (done bool) {
 		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
 		reset = err == nil && info.State == tcpClose
 		return true
 	})
-	return reset
+	return reset || errors.Is(err, syscall.ECONNRESET)
 }

@@ -6,8 +6,8 @@ import (
 	"github.com/sanconn/san/internal/spin"
 )
 
-// start is what side.since counts from.
-var start = time.Now()
+// processStart is what side.since counts from.
+var processStart = time.Now()
 
 // await is the one place where a session waits. It calls test after each poll, and each time that
 // one of the events may have happened that are waited for: at first want, and then what test
@@ -23,7 +23,7 @@ func (e *engine) await(sd *side, want Events, test func(sure bool) Events) {
 		return
 	}
 	var w spin.Wait
-	moved := e.moved.Load()
+	moved := e.advances.Load()
 	polls := !sd.slept.Load() && w.Begin(&sd.spins, e.spin)
 	armed := Events(0)
 	for want != 0 {
@@ -36,13 +36,13 @@ func (e *engine) await(sd *side, want Events, test func(sure bool) Events) {
 		default:
 			polls, armed = false, 0
 			if sd.sleeps.Add(1); sd.since.Load() == 0 {
-				sd.since.Store(int64(time.Since(start)))
+				sd.since.Store(int64(time.Since(processStart)))
 			}
 			sd.sleep()
 			sd.slept.Store(true)
 		}
 		want = test(armed != 0)
-		if now := e.moved.Load(); now != moved && want != 0 {
+		if now := e.advances.Load(); now != moved && want != 0 {
 			moved = now
 			if polls {
 				w.Again()
@@ -61,7 +61,7 @@ func (e *engine) await(sd *side, want Events, test func(sure bool) Events) {
 	if sd.wants.Load() != 0 {
 		sd.wants.Store(0)
 		sd.since.Store(0)
-		if !e.idle.fresh.Load() { // not Negotiate
+		if e.notes.begun.Load() { // not Negotiate
 			e.enlist()
 		}
 	}

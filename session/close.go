@@ -56,27 +56,11 @@ func (s *Session) CloseWrite() error {
 // Off takes effect with the next bytes.
 func (w *writing) ResetAtDeath(on bool) {
 	w.withSender(func(tx *sender) {
-		tx.cutDue = on && (tx.cutDue || !tx.abrupt && !w.kind.acks) // with acks a death is a reset anyway
+		tx.cutDue = on && (tx.cutDue || !tx.abrupt && w.ring) // elsewhere a death is a reset anyway
 		tx.abrupt = on
 		tx.flush()
 	})
 	w.enlistPending()
-}
-
-// CloseRead makes Read return io.EOF from now on, and discards what has arrived or
-// still arrives.
-func (r *reading) CloseRead() error {
-	r.rd.set(stShut)
-	r.rd.op.Lock()
-	defer r.rd.op.Unlock()
-	if r.rd.state.Load()&stClosed != 0 {
-		return ErrClosed
-	}
-	r.lockRx()
-	r.rx.discard(toDiscard)
-	r.unlockRx()
-	r.enlistPending()
-	return nil
 }
 
 // Close ends both directions in order: the peer reads what was written, then
@@ -98,14 +82,14 @@ func (s *Session) close(unread bool) error {
 	s.stopOperations()
 	if !s.mayFinish() || s.over() != nil {
 		s.kill(ErrClosed)
-		s.release()
+		s.retire()
 		return nil
 	}
 	last := s.discardInput(unread)
 	s.withSender(func(tx *sender) { tx.finish(last) })
-	if !s.kind.acks && s.delivered() {
+	if s.drained() {
 		s.detach(func() { s.ep.Close() })
-		s.release()
+		s.retire()
 		return nil
 	}
 	over := make(chan struct{})
@@ -120,7 +104,7 @@ func (s *Session) mayFinish() (may bool) {
 	s.rxMu.Lock()
 	begun := s.rx.phase != negotiating
 	s.rxMu.Unlock()
-	s.withSender(func(tx *sender) { may = begun || !s.kind.acks && tx.stats.messages != 0 })
+	s.withSender(func(tx *sender) { may = begun || s.ring && tx.stats.messages != 0 })
 	return may
 }
 
@@ -144,14 +128,11 @@ func (s *Session) discardInput(unread bool) (last wire.Type) {
 	s.lockRx()
 	defer s.unlockRx()
 	last = wire.TypeClose
-	if s.rx.phase == closed {
-		return last
-	}
 	s.progressLocked()
 	if unread || s.rx.unread() {
 		last = wire.TypeAbort
 	}
-	s.rx.discard(toRefuse)
+	s.rx.discard()
 	return last
 }
 
@@ -160,7 +141,7 @@ func (s *Session) discardInput(unread bool) (last wire.Type) {
 func (s *Session) awaitProgress(over <-chan struct{}) {
 	t := time.NewTicker(closeWait)
 	defer t.Stop()
-	for before, now := ^uint64(0), s.taken(); now != before; before, now = now, s.taken() {
+	for before, now := ^uint64(0), s.peerProgress(); now != before; before, now = now, s.peerProgress() {
 		select {
 		case <-over:
 			return
@@ -173,6 +154,18 @@ func (s *Session) awaitProgress(over <-chan struct{}) {
 // no longer holds anything: no endpoint, no memory, no goroutine.
 func (s *Session) Closed() <-chan struct{} { return s.closing.done }
 
+// Delivered reports, of a session that was closed, whether the peer has all that was written,
+// or will have it though this process ends. A peer that has closed in order, too, which it does
+// only when it has read the whole stream, may have gone before it could confirm that.
+func (s *Session) Delivered() bool {
+	if s.ring || s.acked.Load() {
+		return true
+	}
+	s.rxMu.Lock()
+	defer s.rxMu.Unlock()
+	return s.rx.end == byClose
+}
+
 // Abort ends the session at once: what the peer has not got is lost, and it sees
 // ECONNRESET. Once Abort has returned, no memory of this end is the target of
 // transfers. After Close it ends the delivery that Close left in the background.
@@ -183,8 +176,16 @@ func (s *Session) Abort() {
 	s.kill(ErrClosed) // also ends the delivery that Close began
 	if first {
 		s.stopOperations()
-		s.release()
+		s.retire()
 	}
+}
+
+// Fail ends the connection at once, because the peer has broken a protocol of the layer
+// above. It returns the error that operations find.
+func (s *Session) Fail(err error) error {
+	err = brokeProtocol(err)
+	s.kill(err)
+	return err
 }
 
 // drain serves a closed session until the peer has everything, and gives the
@@ -192,38 +193,37 @@ func (s *Session) Abort() {
 func (s *Session) drain(over chan<- struct{}) {
 	defer close(over)
 	defer s.killAfter(s.cfg.CloseTimeout, "the peer did not take all that was written before Close")()
-	s.until(func() bool { // a Write that comes now sees its state, and does not wait
-		s.sendPending()
-		return s.delivered()
-	}, s.over)
+	s.until(s.drained, s.over) // a Write that comes now sees its state, and does not wait
 	s.detach(func() { s.ep.Close() })
-	s.release()
+	s.retire()
 }
 
-// delivered reports whether the last message is where the end of this process cannot lose it.
-func (s *Session) delivered() (ok bool) {
+// drained reports whether the last message is where the end of this process cannot lose it.
+func (s *Session) drained() (ok bool) {
 	s.withSender(func(tx *sender) { ok = tx.last.sent && len(tx.control.list) == 0 })
-	return ok && (!s.kind.acks || s.acked.Load())
+	return ok && (s.ring || s.acked.Load())
 }
 
-// release gives the last memory back, in the background if the application still has some.
-func (s *Session) release() {
+// retire gives the last memory back, in the background if the application still has some.
+func (s *Session) retire() {
 	if s.loans.Load() > 0 {
-		go s.releaseNow() // owned by Closed
+		go s.retireNow() // owned by Closed
 		return
 	}
-	s.releaseNow()
+	s.retireNow()
 }
 
-func (s *Session) releaseNow() {
+func (s *Session) retireNow() {
 	s.workers.stop()
 	s.rxMu.Lock()
 	s.rx.free()
 	s.rxMu.Unlock()
-	s.freeBuffer()
-	s.endMu.Lock()
+	var buf []byte
+	s.withSender(func(tx *sender) { buf = tx.buffer.reset() }) // a Write that comes too late still looks at it
+	s.freeBuffer(buf)
+	s.epMu.Lock()
 	s.retired = true
-	s.endMu.Unlock()
+	s.epMu.Unlock()
 	s.ep.Retire()
 	live.Delete(s.number)
 	close(s.closing.done)

@@ -43,53 +43,6 @@ func TestEachDirectionEndsOnItsOwn(t *testing.T) {
 	})
 }
 
-// After CloseRead what comes is thrown away: the peer can go on writing.
-func TestCloseReadThrowsAway(t *testing.T) {
-	each(t, func(t *testing.T, cfg twin.Config) {
-		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1})
-		w := goWrite(a, pattern(1<<20))
-		pass(time.Second)
-		if err := b.CloseRead(); err != nil {
-			t.Fatal(err)
-		}
-		if n, err := b.Read(make([]byte, 10)); n != 0 || err != io.EOF {
-			t.Errorf("Read: %d, %v", n, err)
-		}
-		if r := within(t, w); r.n != 1<<20 || r.err != nil {
-			t.Errorf("Write: %+v", r)
-		}
-		for range 3 {
-			if r := within(t, goWrite(a, pattern(1<<20))); r.err != nil {
-				t.Errorf("Write: %+v", r)
-			}
-		}
-	})
-}
-
-// A Write to a peer that does not read any more is thrown away there, whichever way it
-// goes, until the peer has closed.
-func TestWriteToAPeerThatThrowsItAway(t *testing.T) {
-	each(t, func(t *testing.T, cfg twin.Config) {
-		a, b, _, _ := pair(t, cfg, session.Config{Threshold: 1})
-		if err := b.CloseRead(); err != nil {
-			t.Fatal(err)
-		}
-		for range 3 {
-			if r := within(t, goWrite(a, pattern(50_000))); r.n != 50_000 || r.err != nil {
-				t.Fatalf("Write to a peer that throws it away: %+v", r)
-			}
-		}
-		pass(time.Second)
-		b.Close()
-		pass(time.Second)
-		if n, err := a.Write(pattern(50_000)); n != 50_000 || err != nil {
-			t.Errorf("the first Write to a peer that has closed: %d, %v", n, err)
-		}
-		_, err := a.Write(pattern(50_000))
-		wantErr(t, "the second", err, syscall.EPIPE)
-	})
-}
-
 // E2: Close ends what waits.
 func TestCloseEndsWaiting(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
@@ -246,7 +199,6 @@ func TestAClosedSessionLeavesItsEndpointAlone(t *testing.T) {
 				"WriteUrgent":  func() error { _, err := a.WriteUrgent(p); return err },
 				"Reserve":      func() error { _, err := a.Reserve(1); return err },
 				"Peek":         func() error { _, err := a.Peek(); return err },
-				"CloseRead":    a.CloseRead,
 				"CloseWrite":   a.CloseWrite,
 				"Close":        a.Close,
 			} {
@@ -495,7 +447,8 @@ func TestAbortInTheMiddleOfACall(t *testing.T) {
 				negotiate(t, a)
 				negotiate(t, b)
 				aborted := false
-				e.abort = func() { aborted = true; a.Abort() }
+				abort := func() { aborted = true; a.Abort() }
+				e.abort.Store(&abort)
 				if err := f(a); !errors.Is(err, session.ErrClosed) {
 					t.Errorf("it ends with %v", err)
 				}
@@ -525,4 +478,55 @@ func TestTheEndIsAcknowledged(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Delivered is true where the peer has confirmed the end, or has read the whole stream.
+func TestDelivered(t *testing.T) {
+	for name, tt := range map[string]struct {
+		answer []byte // of the peer, to Close
+		want   bool
+	}{
+		"confirmed":        {[]byte{tCloseAck}, true},
+		"closed, too":      {[]byte{tClose}, true},
+		"reset":            {[]byte{tAbort}, false},
+		"end of its bytes": {[]byte{tShutdown}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := negotiated(t, messages, session.Config{})
+				writeAll(t, s, pattern(100), 100)
+				go s.Close()
+				p.expect(tData)
+				p.expect(tClose)
+				for _, typ := range tt.answer {
+					p.send(typ, 0)
+				}
+				pass(time.Second)
+				p.Kill()
+				<-s.Closed()
+				if got := s.Delivered(); got != tt.want {
+					t.Errorf("Delivered is %v", got)
+				}
+			})
+		})
+	}
+}
+
+// A second CloseWrite sends nothing.
+func TestCloseWriteTwice(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, b, _, _ := pair(t, cfg, session.Config{})
+		for range 2 {
+			if err := a.CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := b.Read(make([]byte, 1))
+		wantErr(t, "Read", err, io.EOF)
+		pass(time.Second)
+		writeAll(t, b, pattern(100), 100)
+		if got := readFull(t, a, 100); !bytes.Equal(got, pattern(100)) {
+			t.Error("wrong bytes")
+		}
+	})
 }

@@ -14,7 +14,7 @@ type Config struct {
 
 	Threshold     int           // smallest Write in bytes that goes by rendezvous; 0: what the provider prefers; negative: none does
 	ReceiveBudget int           // offered bytes that are fetched ahead of any Read, and the largest inbox; default 4 MiB
-	SendBudget    int           // bytes that Write takes before the peer has them: the largest send buffer; default 4 MiB; not used on a ring
+	SendBudget    int           // bytes that Write takes before the peer has them: the largest send buffer, which a ring has not; default 4 MiB
 	Spin          time.Duration // how long Read and Write poll before they sleep; 0: what the provider prefers; negative: they do not
 	KeepAlive     time.Duration // from one probe of a silent peer to the next, at least 1 s; default 15 s; negative: no probes; not used on a ring
 	CancelTimeout time.Duration // for a peer that has to stop a transfer, before the connection is aborted (D12); default 2 s

@@ -26,7 +26,7 @@ type core struct {
 	plan   plan // set by Negotiate, before any Write
 
 	cfg  Config
-	kind kind
+	ring bool          // nothing that was sent is lost with this process, and a dead peer is found: see Limits.Window
 	spin time.Duration // how long a wait polls
 
 	rd, wr side
@@ -44,23 +44,21 @@ type core struct {
 	tx      sender      // guarded by txMu, as are the endpoint's sending methods
 	txWaits atomic.Bool // tx.pending, to be read without txMu
 
-	failure atomic.Pointer[error] // why the connection is over, set once
-	endOnce sync.Once             // closes or aborts the endpoint; a second caller waits for the first
-	acked   atomic.Bool           // CloseAck came: the peer has everything
-	cut     bool                  // a Write was taken in its middle: see TakeWrite; guarded by wr.op
-	told    atomic.Bool           // a Write or Read has found that the connection is over: see outcome
+	failure  atomic.Pointer[error] // why the connection is over, set once
+	detached sync.Once             // closes or aborts the endpoint; a second caller waits for the first
+	acked    atomic.Bool           // CloseAck came: the peer has everything
+	writeCut bool                  // a Write was taken in its middle: see TakeWrite; guarded by wr.op
+	told     atomic.Bool           // a Write or Read has found that the connection is over: see outcome
 
-	moved atomic.Uint64 // RDMA reads that have completed, and the peer's messages about what it takes
+	advances atomic.Uint64 // RDMA reads that have completed, and the peer's messages about what it takes
 
 	idle    idleState
 	workers workers
 	loans   atomic.Int32 // memory that the application has
 	notes   notes        // of the peer
 
-	number     uint64 // of this session in its process
-	describer  Describer
-	withdrawer Withdrawer
-	starver    Starver // nil: the endpoint is none
+	number   uint64   // of this session in its process
+	provider Endpoint // ep, without what traces it: it may be a Describer, Starver or Withdrawer
 }
 
 // workers are the background goroutines of a session, and its loans.
@@ -89,32 +87,14 @@ func (w *workers) stop() {
 	w.Wait()
 }
 
-// kind is what follows from how a provider buffers.
-type kind struct {
-	acks      bool          // bytes live in this process until the peer has them: its CloseAck confirms it
-	probes    bool          // a dead peer is found by probing it
-	writeWant Events        // what a Write waits for while a Read looks for messages
-	tickMost  time.Duration // longest time between the idle poller's ticks
-}
-
-var (
-	ringKind  = kind{writeWant: SendReady, tickMost: ringTick}
-	queueKind = kind{acks: true, probes: true, writeWant: SendReady | RecvReady, tickMost: queueTick}
-)
-
 func newCore(ep Endpoint, cfg Config) *core {
+	c := &core{provider: ep, number: numbers.Add(1), cfg: cfg}
 	sleeper, _ := ep.(Sleeper)
-	number := numbers.Add(1)
-	describer, _ := ep.(Describer)
-	withdrawer, _ := ep.(Withdrawer)
-	starver, _ := ep.(Starver)
 	if cfg.Trace != nil {
-		ep = newTraced(ep, cfg.Trace, number)
+		ep = newTraced(ep, cfg.Trace, c.number)
 	}
-	c := &core{ep: ep, mem: ep.Memory(), lim: ep.Limits(), cfg: cfg, kind: queueKind, number: number, describer: describer, withdrawer: withdrawer, starver: starver}
-	if c.lim.Ring() {
-		c.kind = ringKind
-	}
+	c.ep, c.mem, c.lim = ep, ep.Memory(), ep.Limits()
+	c.ring = c.lim.Ring()
 	for _, sd := range c.sides() {
 		sd.op.next = make(chan struct{}, 1)
 		sd.wake = make(chan struct{}, 1)
@@ -155,7 +135,7 @@ func (c *core) wakeWriters() {
 
 // readWant is what a Read waits for: also room, if something of ours needs it.
 func (c *core) readWant() Events {
-	if c.rx.fetch.full.Load() || c.txWaits.Load() {
+	if c.rx.fetch.queueFull.Load() || c.txWaits.Load() {
 		return RecvReady | SendReady
 	}
 	return RecvReady
@@ -192,7 +172,7 @@ func (c *core) detach(giveBack func()) {
 	c.rx.phase.reach(closed)
 	c.txMu.Unlock()
 	c.rxMu.Unlock()
-	c.endOnce.Do(giveBack)
+	c.detached.Do(giveBack)
 }
 
 // over returns why the connection is over for Write: the session's own reason, else
@@ -215,12 +195,12 @@ func connErr(err error) error {
 	return err
 }
 
-// taken returns a number that grows as the peer takes what is sent: it answers, or makes room
+// peerProgress returns a number that grows as the peer takes what is sent: it answers, or makes room
 // for more. Credit alone does not count: control messages bring it, too.
-func (c *core) taken() uint64 {
+func (c *core) peerProgress() uint64 {
 	c.txMu.Lock()
 	defer c.txMu.Unlock()
-	return c.moved.Load() + c.tx.carried
+	return c.advances.Load() + c.tx.carried
 }
 
 // borrow begins a loan: the session's memory stays until its end. It fails once the session

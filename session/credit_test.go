@@ -274,7 +274,7 @@ func TestCreditDoesNotWaitForADirectRead(t *testing.T) {
 
 // Credit owed by a Read whose transfer is over in the same poll does not wait for the
 // idle poller.
-func TestCreditDoesNotWaitForTheJanitor(t *testing.T) {
+func TestCreditDoesNotWaitForTheIdlePoller(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := byRead
 		cfg.SendQueue = 40
@@ -393,6 +393,51 @@ func TestStallsAreCountedOnce(t *testing.T) {
 			for m := p.recv(); m != nil; m = p.recv() { // all that it could send
 			}
 			p.send(tCredit, 0)
+		}
+	})
+}
+
+// A Credit message costs no credit: an end that has none left gives the other some. And it counts as
+// none of the other's.
+func TestCreditCostsNone(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := messages
+		cfg.SendQueue = 60
+		_, _, p := negotiated(t, cfg, session.Config{KeepAlive: -1})
+		granted := cfg.Limits.Window - session.ControlReserve
+		p.dropped = 0
+		next := func(most int) (types []byte) {
+			for range most {
+				m := p.recv()
+				if m == nil {
+					break
+				}
+				p.dropped = 0 // says that nothing was dealt with
+				types = append(types, m[0])
+			}
+			return types
+		}
+		for range 20 { // Credits alone cause no answer
+			p.send(tCredit, 0)
+			pass(time.Millisecond)
+		}
+		p.send(tUrgent, 0, 'u')
+		pass(time.Second)
+		if got := next(10); len(got) != 0 {
+			t.Errorf("it answers by %d", got)
+		}
+		for range granted - 1 { // its credits are used up; Negotiate was one
+			p.send(tPing, 0)
+			pass(time.Millisecond)
+			next(10)
+		}
+		for range 16 {
+			p.send(tUrgent, 0, 'u')
+			pass(time.Millisecond)
+		}
+		pass(time.Second)
+		if got := next(10); len(got) == 0 || got[0] != tCredit {
+			t.Errorf("without credit it sends %d", got)
 		}
 	})
 }

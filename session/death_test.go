@@ -221,6 +221,7 @@ func TestEmptySlicesEndAWriteBuffers(t *testing.T) {
 		"packed":         {ring, [][]byte{pattern(100), nil, {}}},
 		"behind small":   {ring, [][]byte{pattern(100), nil, pattern(5000), nil, {}}},
 		"nothing before": {ring, [][]byte{nil, {}}},
+		"packed alone":   {ring, [][]byte{pattern(100), pattern(100)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -481,13 +482,14 @@ func TestTheLastCompletionBeforeADeathCounts(t *testing.T) {
 		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
 		pass(time.Second)
 		acted := false
-		e.act = func() {
+		act := func() {
 			acted = true
 			under.Hold(0)
 			nap(2 * latency)
 			p.Kill()
 			nap(2 * latency)
 		}
+		e.act.Store(&act)
 		p.send(tPing, 0) // the Read looks once more
 		if r := within(t, r); r.n != size || r.err != nil || !bytes.Equal(into, data) {
 			t.Errorf("Read: %+v", r)
@@ -537,8 +539,8 @@ func TestTheLastCompletionInAnotherPollCounts(t *testing.T) {
 		p.Kill()
 		pass(2 * latency)
 		s.ReadUrgent(nil) // looks
-		if n := s.BrokenDirect(); n != 0 {
-			t.Errorf("a Read with all its bytes is cut short: %d", n)
+		if s.BrokenDirect() {
+			t.Error("a Read with all its bytes is cut short")
 		}
 		close(goOn)
 		if r := within(t, r); r.n != size || r.err != nil || !bytes.Equal(into, data) {
@@ -636,4 +638,23 @@ func wantReply(t *testing.T, s *session.Session, end error) {
 		t.Errorf("%q behind it", b[:n])
 	}
 	wantErr(t, "behind it", err, end)
+}
+
+// It is said once, and is no byte that this end would have to read before it closes.
+func TestResetAtDeathIsNoByte(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, _, _ := pair(t, ring, session.Config{})
+		before := a.Stats().MessagesSent
+		a.ResetAtDeath(true)
+		writeAll(t, a, pattern(100), 100)
+		if n := a.Stats().MessagesSent - before; n != 2 {
+			t.Errorf("%d messages", n)
+		}
+		readFull(t, b, 100)
+		b.ResetAtDeath(true)
+		pass(time.Second)
+		a.Close()
+		_, err := b.Read(make([]byte, 1))
+		wantErr(t, "Read", err, io.EOF)
+	})
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/sanconn/san/session/internal/credit"
 )
 
-// Describer is what an endpoint is besides, if it describes itself to people:
-// in one line, at any time before Retire, from any goroutine, without waiting for anything.
+// Describer is implemented by an endpoint that describes itself to people: in one line, at
+// any time before Retire, from any goroutine, without waiting for anything.
 type Describer interface {
 	Describe() string
 }
@@ -29,7 +29,7 @@ func (s *Session) Debug() string {
 	if n := s.loans.Load(); n > 0 {
 		d.line("  lent    to the application: %d", n)
 	}
-	d.locked(&s.endMu, "endpoint", func() { s.describeEnd(d) })
+	d.locked(&s.epMu, "endpoint", func() { s.describeEndpoint(d) })
 	return d.String()
 }
 
@@ -76,7 +76,7 @@ func (sd *side) describe() string {
 		text = "runs"
 	}
 	if wants, at := Events(sd.wants.Load()), sd.since.Load(); wants != 0 && at != 0 {
-		text = fmt.Sprintf("waits for %v, for %v", wants, since(start.Add(time.Duration(at))))
+		text = fmt.Sprintf("waits for %v, for %v", wants, since(processStart.Add(time.Duration(at))))
 	}
 	if users > 1 {
 		text += fmt.Sprintf(", %d more behind it", users-1)
@@ -108,7 +108,7 @@ func (ev Events) String() string {
 
 func (t *sender) describe(d *description) {
 	room := "without credits"
-	if left, _ := t.credits.Left(); left < credit.Max {
+	if left, _ := t.credits.Available(); left < credit.Max {
 		room = fmt.Sprintf("credit for %d more", left)
 	}
 	d.line("  send    %d bytes in %d messages, %s", t.stats.bytes, t.stats.messages, room)
@@ -132,7 +132,7 @@ func (t *sender) describe(d *description) {
 	}
 	if o := &t.buffer; o.state != bufferNone {
 		d.line("  buffer  %d bytes: filled to %d, sent to %d, free to %d; RDMA writes under way: %d%s%s", len(o.buf), o.tail, o.sent, o.written,
-			o.writes.len(), when(o.state == bufferPlain, "; leaves in messages"), when(o.blocked.Load(), "; the queue is full"))
+			o.writes.len(), when(o.state == bufferPlain, "; leaves in messages"), when(o.queueFull.Load(), "; the queue is full"))
 		d.line("          the peer's inbox: %d bytes, filled to %d, read to %d%s", o.inbox.Len, o.filled, o.emptied,
 			when(o.state == bufferAsked, "; asked for"))
 	}
@@ -150,7 +150,7 @@ func when(is bool, text string) string {
 
 func (rx *receiver) describe(d *description) {
 	d.line("  receive %d bytes in %d messages, %d messages unread%s%s", rx.stats.bytes, rx.stats.messages, rx.kept,
-		when(rx.phase == negotiating, "; not negotiated"), when(rx.use != toRead, "; thrown away"))
+		when(rx.phase == negotiating, "; not negotiated"), when(rx.gone, "; thrown away"))
 	if rx.end != notYet {
 		d.line("          the stream has ended%s%s", when(rx.end >= byClose, "; the peer has closed"), when(rx.end == byAbort, "; by a reset"))
 	}
@@ -163,20 +163,20 @@ func (rx *receiver) describe(d *description) {
 	}
 	if t := rx.fetch.open; t != nil {
 		d.line("  offer   %d of the peer: %d bytes, asked for %d, got %d, RDMA reads under way: %d%s%s", t.id, t.total, t.asked, t.got, t.reading,
-			[...]string{"", "; no memory", "; refused", "; withdrawn", "; over"}[t.state], when(rx.fetch.full.Load(), "; the queue is full"))
+			[...]string{"", "; no memory", "; refused", "; cancelled", "; over"}[t.state], when(rx.fetch.queueFull.Load(), "; the queue is full"))
 	}
-	if n := rx.fetch.held; n > 0 {
+	if n := rx.fetch.inChunks; n > 0 {
 		d.line("  ahead   %d bytes of %d that may be fetched before a Read", n, rx.fetch.bounds.budget)
 	}
 }
 
-// describeEnd describes the endpoint, with endMu held.
-func (s *Session) describeEnd(d *description) {
+// describeEndpoint describes the endpoint, with epMu held.
+func (s *Session) describeEndpoint(d *description) {
 	if s.retired {
 		d.line("  endpoint retired")
 		return
 	}
-	if e := s.describer; e != nil {
+	if e, ok := s.provider.(Describer); ok {
 		d.line("  endpoint %s", e.Describe())
 	}
 	if p := s.failure.Load(); p != nil {

@@ -18,9 +18,9 @@ import (
 // likewise the receiving ones, and all others at any time from any goroutine.
 //
 // After Close or Abort the session calls only Err, Limits, Retire, and of Memory Alloc,
-// Free, Pays, Expose, which then fails, and Revoke; and Arm, Disarm, Close and Abort, which
-// then have no effect. After Retire it calls only Limits and Memory. Only Revoke, Close and
-// Abort may block, for no longer than a bound that the provider documents.
+// Free, PaysToOffer, PaysToFill, Expose, which then fails, and Revoke; and Arm, Disarm, Close
+// and Abort, which then have no effect. After Retire it calls only Limits and Memory. Only
+// Revoke, Close and Abort may block, for no longer than a bound that the provider documents.
 type Endpoint interface {
 	Messages
 	Waiting
@@ -116,23 +116,23 @@ type Waiting interface {
 	Disarm(Events)
 }
 
-// Withdrawer is what an endpoint is besides, if it is there before the peer's process has seen it.
+// Withdrawer is implemented by an endpoint that is there before the peer's process has seen it.
 type Withdrawer interface {
 	// Withdraw takes the connection back, so that the peer never looks at what was sent: then
 	// Abort follows. It returns false if the peer has looked, or may: then it answers, or ends it.
 	Withdraw() bool
 }
 
-// Starver is what an endpoint is besides, if what it has room for is up to memory that other
-// connections of the process may have used up.
+// Starver is implemented by an endpoint whose room is up to memory that other connections of the
+// process may have used up.
 type Starver interface {
 	// Starved, one of the sending methods, reports whether the last Reserve found no room for
 	// lack of such memory. Two ends that write before they read then wait for each other.
 	Starved() bool
 }
 
-// Sleeper is what an endpoint is besides, if its events need not be handed on by a goroutine
-// of its own: a sleeper waits for them itself. Its methods may be called at any time,
+// Sleeper is implemented by an endpoint whose events need not be handed on by a goroutine of
+// its own: a sleeper waits for them itself. Its methods may be called at any time,
 // Rouse and Rest also after Retire, from any goroutine; while no call is in Sleep, and Rest is
 // not called, Wakes may be late.
 type Sleeper interface {
@@ -172,10 +172,10 @@ type Memory interface {
 
 	// PaysToOffer reports whether a Write of b, of Limits.Threshold or more, had better be
 	// offered than go through the inbox: exposing b costs less than copying it. PaysToFill
-	// reports whether b, of a Read, had better be read into than be copied to. Each is
-	// called once for a Write, may note that b was used, and does not block. An error
-	// means that b cannot be registered, whatever that would cost. Not used if Config sets
-	// a Threshold.
+	// reports whether b, of a Read, had better be read into than be copied to. The first is
+	// called once for a Write, the second once for each Read of an offer, until it reports
+	// false. Each may note that b was used, and does not block. An error means that b cannot
+	// be registered, whatever that would cost. Not used if Config sets a Threshold.
 	PaysToOffer(b []byte) (bool, error)
 	PaysToFill(b []byte) (bool, error)
 

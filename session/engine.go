@@ -13,13 +13,13 @@ type engine struct{ *core }
 // lockRx begins a use of the receiver.
 func (e *engine) lockRx() {
 	e.rxMu.Lock()
-	e.notePhaseLocked()
+	e.markOverLocked()
 }
 
-// notePhaseLocked marks the receiver if the connection is over.
-func (e *engine) notePhaseLocked() {
+// markOverLocked marks the receiver if the connection is over.
+func (e *engine) markOverLocked() {
 	if e.failure.Load() != nil {
-		e.rx.phase.reach(ended)
+		e.rx.phase.reach(over)
 	}
 }
 
@@ -28,7 +28,7 @@ func (e *engine) tryLockRx() bool {
 	if !e.rxMu.TryLock() {
 		return false
 	}
-	e.notePhaseLocked()
+	e.markOverLocked()
 	return true
 }
 
@@ -48,9 +48,9 @@ func (e *engine) settleLocked() {
 		do.wake = false
 		e.rd.signalSleeper()
 	}
-	if do.close.buf != nil {
-		e.closeInbox(do.close)
-		do.close = exposed{}
+	if do.revoke.buf != nil {
+		e.revoke(do.revoke)
+		do.revoke = exposed{}
 	}
 	if len(do.control) > 0 {
 		e.txMu.Lock()
@@ -98,7 +98,7 @@ func (e *engine) unlockTx() {
 func (e *engine) fail(err error) {
 	if e.failure.CompareAndSwap(nil, &err) {
 		e.signalAll()
-		e.noteEnd()
+		e.notifyEnd()
 	}
 }
 

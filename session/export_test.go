@@ -7,19 +7,19 @@ import (
 	"time"
 )
 
-// JanitorIdle reports whether the goroutine that serves idle sessions has ended.
+// IdlePollerGone reports whether the idle poller does not run.
 // It belongs to the bubble whose session started it: a simulation starts only
 // when there is none.
-func JanitorIdle() bool {
+func IdlePollerGone() bool {
 	idlers.mu.Lock()
 	defer idlers.mu.Unlock()
-	return idlers.timer == nil
+	return !idlers.runs
 }
 
 // LengthsKept is the most that the queue of lengths of RDMA writes remembers, while
 // so many are under way and one is begun and another ends so many times.
 func LengthsKept(t *testing.T, underWay, times int) (most int) {
-	var q queue[int]
+	var q fifo[int]
 	for i := range underWay + times {
 		q.push(i)
 		most = max(most, len(q.items))
@@ -33,8 +33,12 @@ func LengthsKept(t *testing.T, underWay, times int) (most int) {
 	return most
 }
 
-// BrokenDirect is what a Read that waits for transfers to its slice asks between its looks.
-func (s *Session) BrokenDirect() int { return s.brokenDirect() }
+// BrokenDirect is what a Read that waits for transfers to its slice asks behind each look.
+func (s *Session) BrokenDirect() bool {
+	s.lockRx()
+	defer s.unlockRx()
+	return s.directBrokenLocked()
+}
 
 // Await waits as a Read does, as long as more returns true, which is called without a lock.
 func (s *Session) Await(more func() bool) {
@@ -50,8 +54,8 @@ func (s *Session) Await(more func() bool) {
 
 // Move notes that bytes have moved, Moved how often they have, and WakeRead has a Read look
 // again.
-func (s *Session) Move()         { s.moved.Add(1) }
-func (s *Session) Moved() uint64 { return s.moved.Load() }
+func (s *Session) Move()         { s.advances.Add(1) }
+func (s *Session) Moved() uint64 { return s.advances.Load() }
 func (s *Session) WakeRead()     { s.rd.signal() }
 
 // SetSpin is for how long waits poll from now on; no operation is in progress.

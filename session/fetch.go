@@ -2,7 +2,6 @@ package session
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -25,15 +24,15 @@ type fetches struct {
 	do     *receiverDo
 	stats  *traffic
 
-	waiting queue[*inOffer] // behind kept messages
-	cur     *inOffer        // being read: its message has been released
-	open    *inOffer        // of the offer that is not over; the peer waits for it
+	waiting fifo[*inOffer] // behind kept messages
+	cur     *inOffer       // being read: its message has been released
+	open    *inOffer       // of the offer that is not over; the peer waits for it
 
-	want  atomic.Int64 // len of the slice of a waiting Read; 0: none
-	into  target       // that slice, if transfers go there
-	reads reads
-	full  atomic.Bool // the last RDMA read found no room in the queue
-	held  int         // bytes in chunks, against the budget
+	waitingLen atomic.Int64 // len of the slice of a waiting Read; 0: none
+	into       target       // that slice, if transfers go there
+	reads      reads
+	queueFull  atomic.Bool // the last RDMA read found no room in the queue
+	inChunks   int         // bytes in chunks, against the budget
 }
 
 // target is what is left of a Read's slice, for transfers.
@@ -50,7 +49,7 @@ func (to *target) toStart() bool { return to.asked < len(to.buf) && !to.stop }
 
 // reads are the RDMA reads under way.
 type reads struct {
-	queue[read]
+	fifo[read]
 	posted atomic.Int32 // how many, for the sender: its RDMA writes share their queue
 	direct int          // how many of them go to the target
 	ahead  int          // bytes that the others will bring
@@ -85,8 +84,8 @@ func (q *reads) add(r read) {
 	q.count(r, 1)
 }
 
-// end takes the oldest.
-func (q *reads) end() (r read, ok bool) {
+// remove takes the oldest.
+func (q *reads) remove() (r read, ok bool) {
 	if r, ok = q.pop(); ok {
 		q.count(r, -1)
 	}
@@ -103,18 +102,9 @@ func (q *reads) count(r read, n int) {
 	}
 }
 
-// offered takes up an offer.
-func (f *fetches) offered(m []byte) (err error) {
-	if f.bounds.caps&wire.CapRead == 0 {
-		return errors.New("an offer, which this end has not announced to read")
-	}
-	f.open, err = newInOffer(m)
-	return err
-}
-
-// target makes p[n:] the target of the transfers that the current offer waits for, if it is
+// setTarget makes p[n:] the target of the transfers that the current offer waits for, if it is
 // large enough, pays, and nothing else is under way.
-func (f *fetches) target(p []byte, n int) {
+func (f *fetches) setTarget(p []byte, n int) {
 	t := f.cur
 	if t.state == inOfferOver || t.reading > 0 || !t.fits(len(p)-n) {
 		return
@@ -152,13 +142,13 @@ func (f *fetches) readOut(n int) {
 
 func (f *fetches) freeChunk(t *inOffer, at int) {
 	buf := t.chunks[at].buf
-	f.held -= max(len(buf), chunkFloor)
+	f.inChunks -= max(len(buf), chunkFloor)
 	f.mem.Free(buf)
 	t.chunks = slices.Delete(t.chunks, at, at+1)
 }
 
 // forget frees the chunks of all offers. A chunk that an RDMA read is still bringing is freed by
-// its completion (arrived), unless all is set: then none will come.
+// its completion, unless all is set: then none will come.
 func (f *fetches) forget(all bool) {
 	if f.waiting.push(f.cur); all {
 		f.waiting.push(f.open)
@@ -172,20 +162,16 @@ func (f *fetches) forget(all bool) {
 	}
 }
 
-// startAll starts the transfers of the open offer that can be started, into the slice of the Read
-// that reads it, or else into chunks. It reports whether it started any.
-func (f *fetches) startAll(use use) (started bool) {
+// startReads starts the transfers of the open offer that can be started, into the slice of the Read
+// that reads it, or else into chunks. It reports whether it started any. next: Read takes it next.
+func (f *fetches) startReads(next bool) (started bool) {
 	t := f.open
-	if use == toDiscard {
-		t.got += t.total - t.asked
-		t.asked = t.total
-	}
-	for t.toStart() && use == toRead {
+	for t.toStart() {
 		n := 0
 		if to := &f.into; to.buf == nil || t != f.cur {
-			n = f.fetchAhead(t)
+			n = f.fetchAhead(t, next)
 		} else if to.toStart() && f.reads.direct < directDepth {
-			n = f.start(t, to.buf[to.asked:], true)
+			n = f.startRead(t, to.buf[to.asked:], true)
 			to.asked += n
 		}
 		if n == 0 {
@@ -197,73 +183,49 @@ func (f *fetches) startAll(use use) (started bool) {
 }
 
 // fetchAhead starts a transfer of n bytes into a chunk, within the budget; 0: none.
-func (f *fetches) fetchAhead(t *inOffer) (n int) {
+func (f *fetches) fetchAhead(t *inOffer, next bool) (n int) {
 	budget := f.bounds.budget
-	if f.reads.ahead >= readAhead || f.readerWants(t) || f.held >= budget {
+	if f.reads.ahead >= readAhead || next && f.readerWants(t) || f.inChunks >= budget {
 		return 0
 	}
-	n = min(chunkSize, f.bounds.maxRDMA, t.total-t.asked, max(budget-f.held, chunkFloor))
+	n = min(chunkSize, f.bounds.maxRDMA, t.total-t.asked, max(budget-f.inChunks, chunkFloor))
 	buf := f.mem.Alloc(n)
 	if buf == nil {
-		if f.held == 0 { // otherwise a chunk of ours will be freed
+		if f.inChunks == 0 { // otherwise a chunk of ours will be freed
 			t.state = inOfferNoMem
 		}
 		return 0
 	}
-	if n = f.start(t, buf[:n], false); n == 0 {
+	if n = f.startRead(t, buf[:n], false); n == 0 {
 		f.mem.Free(buf)
 		return 0
 	}
 	t.chunks = append(t.chunks, chunk{buf: buf, n: n})
-	f.held += max(len(buf), chunkFloor)
+	f.inChunks += max(len(buf), chunkFloor)
 	return n
 }
 
-// endOffer ends the open offer if it is over, or cannot go on. short: the rest of it comes as
-// payload, or its Write has ended in the middle.
-func (f *fetches) endOffer(use use) (short bool) {
-	t := f.open
-	done := wire.ReadDone{ID: t.id, Count: uint64(t.got), From: t.desc}
-	switch short = t.got < t.total; {
-	case t.reading > 0:
-		return false
-	case short && use == toRefuse:
-		done.Flags = wire.FlagGone
-	case short && t.state == inOfferNoMem:
-		t.state = inOfferRefused
-		f.do.send(wire.Cancel(wire.TypeRefuse, t.id))
-		return false
-	case short && t.state < inOfferStopped:
-		return false
-	}
-	f.do.send(done.Control())
-	f.stats.offers++
-	f.do.wake = true
-	t.state, f.open = inOfferOver, nil
-	return short
-}
-
-// readerWants reports whether a waiting Read can take the transfer into its own slice, as
-// nothing is before it, and wakes it for that.
+// readerWants reports whether a waiting Read can take the transfer into its own slice, and wakes
+// it for that. If it ends without, the idle poller comes: see readWaiting.
 func (f *fetches) readerWants(t *inOffer) bool {
-	want := int(f.want.Load())
-	if want == 0 || t != f.cur || !t.fits(want) {
+	want := int(f.waitingLen.Load())
+	if want == 0 || !t.fits(want) {
 		return false
 	}
 	f.do.wake = true
 	return true
 }
 
-// start begins a transfer of t's next n bytes into b, as many as one operation takes; 0: the
+// startRead begins a transfer of t's next n bytes into b, as many as one operation takes; 0: the
 // queue is full, or b cannot be registered. b is the target, if direct, or a chunk's.
-func (f *fetches) start(t *inOffer, b []byte, direct bool) (n int) {
+func (f *fetches) startRead(t *inOffer, b []byte, direct bool) (n int) {
 	maxRDMA := f.bounds.maxRDMA
 	n = min(len(b), t.total-t.asked, maxRDMA)
 	if direct && f.byBlocks(f.into.buf) {
 		n = min(n, toBlockEnd(b, maxRDMA))
 	}
 	err := f.mem.Read(b[:n], t.desc, t.asked, t.id)
-	f.full.Store(err == ErrWouldBlock)
+	f.queueFull.Store(err == ErrWouldBlock)
 	switch {
 	case err == ErrWouldBlock:
 		return 0
@@ -299,15 +261,15 @@ func (f *fetches) endDirect() int {
 	return n
 }
 
-// arrived notes that a transfer has brought its bytes.
-func (f *fetches) arrived(r read, use use) {
+// completed notes that a transfer has brought its bytes.
+func (f *fetches) completed(r read, gone bool) {
 	t := r.t
 	t.got += r.n
 	f.do.wake = true
 	f.tellNearDone(t, r.n)
 	if r.direct {
 		f.into.got += r.n
-		f.stats.movedBytes += uint64(r.n)
+		f.stats.directBytes += uint64(r.n)
 		return
 	}
 	f.stats.bufferedBytes += uint64(r.n)
@@ -315,7 +277,7 @@ func (f *fetches) arrived(r read, use use) {
 	for t.chunks[at].full {
 		at++
 	}
-	if t.chunks[at].full = true; use != toRead {
+	if t.chunks[at].full = true; gone {
 		f.freeChunk(t, at)
 	}
 }
@@ -333,31 +295,9 @@ func (f *fetches) tellNearDone(t *inOffer, n int) {
 // 80 µs, and to be woken takes half of that.
 func nearDone(maxRDMA int) int { return 4 * maxRDMA }
 
-// advanceOffer starts the transfers that can be started for the open offer, and ends the offer
-// when it is over. It reports whether it started any.
-func (rx *receiver) advanceOffer() (started bool) {
-	f := &rx.fetch
-	if f.open == nil || rx.phase >= ended || rx.do.fault != nil {
-		return false
-	}
-	started = f.startAll(rx.use)
-	if f.endOffer(rx.use) {
-		rx.cut = true
-	}
-	return started
-}
-
-// withdrawnByPeer handles CancelRead: the offerer takes its memory back.
-func (rx *receiver) withdrawnByPeer(id uint32) {
-	if t := rx.fetch.open; t != nil && t.id == id {
-		t.state = inOfferStopped
-		rx.advanceOffer()
-	}
-}
-
 // readCompleted handles the completion of an RDMA read.
 func (rx *receiver) readCompleted(ev *Event) {
-	r, ok := rx.fetch.reads.end()
+	r, ok := rx.fetch.reads.remove()
 	if !ok || r.t.id != ev.ID {
 		rx.do.violation("completion of a read that was not started")
 		return
@@ -366,6 +306,6 @@ func (rx *receiver) readCompleted(ev *Event) {
 		rx.do.fault = cmp.Or(rx.do.fault, fmt.Errorf("session: RDMA read: %v: %w", ev.Err, syscall.ECONNRESET))
 		return
 	}
-	rx.fetch.arrived(r, rx.use)
+	rx.fetch.completed(r, rx.gone)
 	rx.advanceOffer()
 }

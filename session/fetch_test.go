@@ -109,17 +109,111 @@ func TestTheRestBehindADirectReadIsFetchedAhead(t *testing.T) {
 	})
 }
 
-// CloseRead gives a chunk back that an RDMA read is bringing when that has ended, and not before.
-func TestCloseReadLeavesWhatIsBeingFetched(t *testing.T) {
+// What is offered while a Read waits goes to its slice, whoever finds the offer: the idle poller,
+// another call, or the Read itself.
+func TestAnOfferIsLeftToTheReadThatWaits(t *testing.T) {
+	for name, find := range map[string]struct {
+		waited time.Duration
+		look   func(*session.Session)
+	}{
+		"the idle poller": {time.Millisecond, func(*session.Session) {}},
+		"another call":    {time.Second, func(s *session.Session) { s.ReadUrgent(nil) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := negotiatedOn(t, byRead, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+					return &lateWake{Endpoint: under}
+				})
+				pass(time.Second) // the idle poller has left
+				data, into := pattern(offered), make([]byte, len("inline")+offered)
+				d, err := p.Expose(data, session.RemoteRead)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r := goRead(s, into)
+				pass(find.waited)
+				p.send(tOfferRead, 0, append(u64(1, d.Addr, d.Key, d.Len), "inline"...)...)
+				pass(2 * latency)
+				find.look(s)
+				began := time.Now()
+				if x := within(t, r); x.n != len(into) || x.err != nil || string(into) != "inline"+string(data) {
+					t.Errorf("Read: %+v", x)
+				}
+				if took := time.Since(began); took >= wakesLate {
+					t.Errorf("what has found the offer has not woken the Read: it waited for %v", took)
+				}
+				if direct := s.Stats().DirectBytesReceived; direct != offered {
+					t.Errorf("%d bytes of %d came without a copy", direct, offered)
+				}
+			})
+		})
+	}
+}
+
+// An offer that was left to a Read, which has ended without it, is fetched ahead, though no other
+// call follows: the idle poller had looked meanwhile, and had left.
+func TestAnOfferThatAReadHasLeftIsFetchedAhead(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, byRead, session.Config{})
+		s.SetSpin(time.Hour) // so that the Read polls
+		d, err := p.Expose(pattern(offered), session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.TakeRead()
+		_, err = s.ReadTaken(make([]byte, offered), func() bool {
+			p.send(tOfferRead, 0, append(u64(1, d.Addr, d.Key, d.Len), "inline"...)...)
+			pass(time.Second)
+			return true
+		})
+		wantErr(t, "Read", err, session.ErrInterrupted)
+		if n := le.Uint64(p.expectDone(t, 1, 0)); n != offered {
+			t.Errorf("%d bytes of %d were fetched", n, offered)
+		}
+	})
+}
+
+// A Read that waits for the end of a loan takes no offer: that is fetched ahead.
+func TestAnOfferIsNotLeftToAReadBehindALoan(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &fullQueue{}
+		s, _, p := negotiatedOn(t, byRead, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		d, err := p.Expose(pattern(offered), session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.send(tOfferRead, 0, append(u64(1, d.Addr, d.Key, d.Len), "inline"...)...)
+		pass(time.Second)
+		if b, err := s.Peek(); string(b) != "inline" || err != nil {
+			t.Fatalf("Peek: %q, %v", b, err)
+		}
+		r := goRead(s, make([]byte, offered))
+		pass(time.Second)
+		e.room.Store(true)
+		go e.waker.Wake(session.SendReady)
+		if n := le.Uint64(p.expectDone(t, 1, 0)); n != offered {
+			t.Errorf("%d bytes of %d were fetched", n, offered)
+		}
+		s.Discard(0)
+		if x := within(t, r); x.n == 0 || x.err != nil {
+			t.Errorf("Read: %+v", x)
+		}
+	})
+}
+
+// Close gives a chunk back that an RDMA read is bringing when that has ended, and not before.
+func TestCloseLeavesWhatIsBeingFetched(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, _, eb := pair(t, byRead, session.Config{})
 		eb.Hold(twin.HoldReads)
 		data := pattern(500_000)
 		w := goWrite(a, data)
 		pass(time.Second)
-		if err := b.CloseRead(); err != nil {
-			t.Fatal(err)
-		}
+		go b.Close()
+		pass(latency)
 		if eb.Left().Allocated == 0 {
 			t.Error("the memory that an RDMA read writes to was given back")
 		}

@@ -22,6 +22,7 @@ type flooded struct {
 
 	at   int64 // with that many left …
 	then func()
+	next func() // makes the next one
 }
 
 func (f *flooded) around(e *twin.Endpoint) session.Endpoint {
@@ -38,6 +39,9 @@ func (f *flooded) Poll(ev *session.Event) bool {
 		f.then()
 	}
 	f.left.Add(-1)
+	if f.next != nil {
+		f.next()
+	}
 	f.ours = true
 	*ev = session.Event{Kind: session.Message, Msg: f.msg}
 	return true
@@ -93,6 +97,38 @@ func TestAFloodKeepsNobodyFromADeadline(t *testing.T) {
 	}
 }
 
+// A peer that asks for inboxes and leaves them, on and on, keeps no Read from its deadline: to open one
+// takes as long as thousands of other messages.
+func TestAFloodOfInboxesKeepsNobodyFromADeadline(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		f := flood(tAskInbox)
+		opened := 0
+		s, _, p := negotiatedOn(t, buffered, session.Config{}, func(e *twin.Endpoint) session.Endpoint {
+			f.Endpoint = e
+			return onMemory{f, &slowAlloc{e.Memory(), func() { opened++ }}}
+		})
+		f.next = func() {
+			nap(2 * latency) // what was left has been revoked
+			for ev := (session.Event{}); p.Poll(&ev); p.Drop() {
+				if ev.Msg[0] != tCredit {
+					p.dropped++
+				}
+			}
+			f.msg[0] = tAskInbox + tLeaveInbox - f.msg[0]
+			le.PutUint32(f.msg[4:], p.dropped)
+		}
+		f.msg[0] = tLeaveInbox
+		f.at, f.then = 200, func() { s.InterruptRead(true) }
+		f.left.Store(f.at)
+		_, err := s.Read(make([]byte, 100))
+		wantErr(t, "Read", err, session.ErrInterrupted)
+		if opened > 3 {
+			t.Errorf("%d inboxes were opened behind the deadline", opened)
+		}
+		f.left.Store(0)
+	})
+}
+
 // A peer that sends bytes one by one does not keep a Read that has room for many.
 func TestAFloodOfBytesEndsARead(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -136,7 +172,7 @@ func TestAFloodKeepsNobodyFromClose(t *testing.T) {
 
 // A peer that sends faster than messages are handled does not keep the idle poller from
 // other sessions.
-func TestAFloodKeepsNobodyFromTheJanitor(t *testing.T) {
+func TestAFloodKeepsNobodyFromTheIdlePoller(t *testing.T) {
 	for name, kind := range floods {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 
 // onMemory is an endpoint whose memory has something of the test's around it.
 type onMemory struct {
-	*twin.Endpoint
+	session.Endpoint
 	mem session.Memory
 }
 
@@ -107,6 +107,19 @@ func (e *slowPoll) Poll(ev *session.Event) bool {
 	return e.Endpoint.Poll(ev)
 }
 
+// slowLooks is an endpoint at which each look takes long.
+type slowLooks struct {
+	*twin.Endpoint
+	on atomic.Bool
+}
+
+func (e *slowLooks) Poll(ev *session.Event) bool {
+	if e.on.Load() {
+		nap(20 * latency)
+	}
+	return e.Endpoint.Poll(ev)
+}
+
 // longLook is an endpoint at which a look takes until the test lets it go on.
 type longLook struct {
 	*twin.Endpoint
@@ -141,20 +154,20 @@ func (c *counted) Poll(ev *session.Event) bool {
 // found busy.
 type secondErr struct {
 	*twin.Endpoint
-	act   func()
-	asked int
+	act   atomic.Pointer[func()] // once
+	asked atomic.Int32           // Write and the idle poller look at the same time
 }
 
 func (e *secondErr) Poll(ev *session.Event) bool {
-	e.asked = 0
+	e.asked.Store(0)
 	return e.Endpoint.Poll(ev)
 }
 
 func (e *secondErr) Err() error {
-	if e.asked++; e.asked == 2 && e.act != nil {
-		act := e.act
-		e.act = nil
-		act()
+	if e.asked.Add(1) == 2 {
+		if act := e.act.Swap(nil); act != nil {
+			(*act)()
+		}
 	}
 	return e.Endpoint.Err()
 }
@@ -163,13 +176,12 @@ func (e *secondErr) Err() error {
 // the endpoint is.
 type abortsInErr struct {
 	*twin.Endpoint
-	abort func()
+	abort atomic.Pointer[func()] // once
 }
 
 func (e *abortsInErr) Err() error {
-	if f := e.abort; f != nil {
-		e.abort = nil
-		go f()
+	if f := e.abort.Swap(nil); f != nil {
+		go (*f)()
 		for e.Endpoint.Err() == nil {
 			nap(latency)
 		}
@@ -349,4 +361,21 @@ type countedPays struct {
 func (c *countedPays) PaysToOffer(b []byte) (bool, error) {
 	c.n.Add(1)
 	return c.Memory.PaysToOffer(b)
+}
+
+// lateWake is an endpoint whose wake-ups come late, so that others look first.
+type lateWake struct {
+	*twin.Endpoint
+	session.Waker
+}
+
+const wakesLate = 20 * time.Millisecond
+
+func (e *lateWake) Start(w session.Waker) {
+	e.Waker = w
+	e.Endpoint.Start(e)
+}
+
+func (e *lateWake) Wake(ev session.Events) {
+	time.AfterFunc(wakesLate, func() { e.Waker.Wake(ev) })
 }

@@ -70,7 +70,7 @@ func inBubble(t *testing.T, f func(*testing.T)) {
 // replays it.
 func bubble(t *testing.T, replay string, f func(*testing.T)) {
 	t.Helper()
-	for !session.JanitorIdle() {
+	for !session.IdlePollerGone() {
 		runtime.Gosched()
 	}
 	stuck := time.AfterFunc(realLimit, func() {
@@ -86,7 +86,7 @@ func bubble(t *testing.T, replay string, f func(*testing.T)) {
 	}()
 	synctest.Test(t, func(t *testing.T) {
 		f(t)
-		for !session.JanitorIdle() {
+		for !session.IdlePollerGone() {
 			nap(time.Millisecond)
 		}
 	})
@@ -158,7 +158,7 @@ func twins(t *testing.T, cfg twin.Config) (a, b *twin.Endpoint) {
 // idle waits until no goroutine of the sessions is left: time stands still in a
 // bubble whose test function has returned.
 func idle() {
-	for !session.JanitorIdle() {
+	for !session.IdlePollerGone() {
 		nap(time.Millisecond)
 	}
 }

@@ -11,31 +11,28 @@ import (
 // a system call per message. Once a tick passes without use, the idle poller arms it,
 // looks for messages once, and takes it off the list; then a Wake that finds no
 // waiter starts one goroutine, which looks and puts the session back on the list.
-// So the peer's messages are acted on within two ticks (of up to ringTick or
-// queueTick, see there), an idle connection costs nothing, and a busy one no system
-// call.
+// So the peer's messages are acted on within two ticks, of up to mostTick each, an idle
+// connection costs nothing, and a busy one no system call.
 type idlePoller struct {
-	mu       sync.Mutex
-	list     []*engine     // guarded by mu, as are all
-	timer    *time.Timer   // of the next tick; nil: the idle poller does not run
-	interval time.Duration // that timer was set to
+	mu   sync.Mutex // guards what follows
+	list []*engine
+	runs bool
 }
 
 // idlers is the one of this process.
 var idlers idlePoller
 
 const (
-	// tick is the shortest interval. Two of them, or of the longer ones below, bound how
+	// tick is the shortest interval. Two of them, or of longer ones, bound how
 	// long a peer's offer, credit or ping waits for an application that computes: short
 	// compared with a stall that is noticed, long compared with the microseconds
 	// that a tick costs.
 	tick = 2 * time.Millisecond
-	// Ticks are further apart while all sessions are in use: up to ringTick where all
-	// are rings, where little that a peer commits needs an answer; up to queueTick where
-	// the application itself polls each of the others. A tick wakes a thread, which wakes
-	// others to look for work, perhaps on the peer's processor.
-	ringTick  = 16 * tick
-	queueTick = 8 * tick
+	// Ticks are further apart, up to mostTick, while all sessions are in use and the
+	// application itself polls those that are no rings: of what a peer commits to a ring
+	// little needs an answer. A tick wakes a thread, which wakes others to look for work,
+	// perhaps on the peer's processor.
+	mostTick = 8 * tick
 )
 
 // idleState is what the idle poller keeps of a session.
@@ -52,24 +49,20 @@ func (j *idlePoller) join(s *engine) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.list = append(j.list, s)
-	switch {
-	case j.timer == nil:
-		j.interval = tick
-		j.timer = time.NewTimer(tick)
-		go j.run(j.timer)
-	case j.interval > s.kind.tickMost:
-		j.interval = tick
-		j.timer.Reset(tick)
+	if !j.runs {
+		j.runs = true
+		go j.run()
 	}
 }
 
 // run ends when the list is empty.
-func (j *idlePoller) run(t *time.Timer) {
+func (j *idlePoller) run() {
 	var batch []*engine
-	for range t.C {
+	for interval := tick; ; {
+		time.Sleep(interval)
 		j.mu.Lock()
 		if len(j.list) == 0 {
-			j.timer = nil
+			j.runs = false
 			j.mu.Unlock()
 			return
 		}
@@ -77,28 +70,19 @@ func (j *idlePoller) run(t *time.Timer) {
 		clear(j.list)
 		j.list = j.list[:0]
 		j.mu.Unlock()
-		most := ringTick // limit for the next interval
+		most := mostTick // limit for the next interval
 		stay := batch[:0]
 		for _, s := range batch {
 			used, looked := s.pollIdle()
 			if used {
 				stay = append(stay, s)
 			}
-			switch {
-			case !used || !looked && s.kind.acks:
+			if !used || !looked && !s.ring {
 				most = tick
-			default:
-				most = min(most, s.kind.tickMost)
 			}
 		}
+		interval = min(2*interval, most)
 		j.mu.Lock()
-		for _, s := range j.list { // those that came meanwhile
-			if s.kind.acks {
-				most = tick
-			}
-		}
-		j.interval = min(2*j.interval, most)
-		t.Reset(j.interval)
 		j.list = append(j.list, stay...)
 		j.mu.Unlock()
 		clear(batch)
@@ -117,9 +101,9 @@ func (e *engine) pollIdle() (used, looked bool) {
 	}
 	defer e.rxMu.Unlock()
 	rx := &e.rx
-	if rx.phase >= ended {
+	if rx.phase >= over {
 		if rx.phase != closed { // or the endpoint may be retired
-			e.noteEnd()
+			e.notifyEnd()
 		}
 		i.unlisted.Store(true)
 		return false, false
@@ -148,7 +132,7 @@ func (e *engine) pollIdle() (used, looked bool) {
 		e.ep.Arm(SendReady)
 		e.sendPending()
 	}
-	e.noteEnd()
+	e.notifyEnd()
 	return false, false
 }
 
@@ -166,22 +150,23 @@ func (e *engine) serve() {
 		e.idle.serving.Store(false) // this poll sees what earlier Wakes were for; later ones start another
 		e.progressLocked()
 		e.unlockRx()
-		e.noteEnd()
-		if e.idle.fresh.Load() {
-			e.watch()
-		} else {
-			e.enlist()
-		}
+		e.keep()
 	}()
 }
 
-// watch arms a fresh session, and looks at it once more.
-func (e *engine) watch() {
-	if s := e.rd.sleeper; s != nil {
-		s.Rest()
+// keep has the session looked after from now on: by the idle poller, or a fresh one is armed, and looked
+// at once more.
+func (e *engine) keep() {
+	if e.idle.fresh.Load() {
+		if s := e.rd.sleeper; s != nil {
+			s.Rest()
+		}
+		e.ep.Arm(RecvReady)
+		e.progress(true)
+	} else {
+		e.enlist()
 	}
-	e.ep.Arm(RecvReady)
-	e.progress(true)
+	e.notifyEnd() // which may have come before
 }
 
 // enlist puts the session on the idle poller's list, if it is not there.

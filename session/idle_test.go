@@ -181,7 +181,7 @@ func TestActedOnWhileItSends(t *testing.T) {
 
 // What comes just before the idle poller arms a session is found by its poll after that,
 // and what becomes due is sent.
-func TestNothingIsMissedAsTheJanitorLeaves(t *testing.T) {
+func TestNothingIsMissedAsTheIdlePollerLeaves(t *testing.T) {
 	begin := func(t *testing.T, cfg twin.Config) (*lateArm, *raw) {
 		e := &lateArm{}
 		_, _, p := negotiatedOn(t, cfg, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
@@ -232,7 +232,7 @@ func TestNothingIsMissedAsTheJanitorLeaves(t *testing.T) {
 }
 
 // A session that somebody polls just when the idle poller comes is not forgotten.
-func TestASessionThatIsPolledAsTheJanitorComesIsKept(t *testing.T) {
+func TestASessionThatIsPolledAsTheIdlePollerComesIsKept(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &slowPoll{}
 		s, _, p := negotiatedOn(t, messages, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
@@ -371,38 +371,6 @@ func TestTheSendBufferOfASessionGoneIdleGoesLater(t *testing.T) {
 	})
 }
 
-// What CloseRead of an idle session has to send, and finds no room for, goes when there
-// is some.
-func TestCloseReadWithoutRoomIsSentLater(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		cfg := buffered
-		cfg.Limits.Window = 64
-		cfg.SendQueue = session.ControlReserve + 1
-		s, _, p := negotiated(t, cfg, session.Config{KeepAlive: -1, ReceiveBudget: 10_000})
-		p.ask()
-		pass(2 * latency)
-		p.send(tFill, 0, u64(10_000)...) // the inbox is full
-		pass(2 * latency)
-		p.Hold(twin.HoldMessages)
-		for range cfg.SendQueue { // the answers fill the send queue
-			if !p.send(tPing, 0) {
-				t.Fatal("no room for a question")
-			}
-		}
-		pass(time.Second) // idle
-		if err := s.CloseRead(); err != nil {
-			t.Fatal(err)
-		}
-		p.Hold(0)
-		pass(time.Second)
-		for m := p.recv(); m == nil || m[0] != tEmptied; m = p.recv() {
-			if m == nil {
-				t.Fatal("the peer does not hear that its inbox is empty")
-			}
-		}
-	})
-}
-
 // Shutdown and Close that find no room in the ring, of a session that the idle poller has
 // left, go when there is some.
 func TestShutdownWithoutRoomIsSentLater(t *testing.T) {
@@ -460,7 +428,7 @@ func withoutRoom(t *testing.T, end func(*session.Session) error, said byte) {
 	}
 }
 
-// asked fails if the session does not answer a Ping, though nobody is inside.
+// requested fails if the session does not answer a Ping, though nobody is inside.
 func asked(t *testing.T, p *raw) {
 	t.Helper()
 	p.send(tPing, 0)

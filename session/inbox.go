@@ -26,7 +26,7 @@ type exposed struct {
 	desc Descriptor
 }
 
-// inboxState is what the peer does with it: none → open (open) → left (left) → again (asked). Once
+// inboxState is what the peer does with it: none → open (open) → left (left) → again (requested). Once
 // all has been read, left → none, and again → open (close).
 type inboxState uint8
 
@@ -38,16 +38,18 @@ const (
 )
 
 const (
-	// A send buffer, which stays registered, is at most 1/bufferShare of MaxExpose: small where
-	// little memory can be registered.
+	// A send buffer, which stays registered while it is used, is at most 1/bufferShare of MaxExpose:
+	// small where little memory can be registered.
 	bufferShare = 4
 	// Emptied is sent after each 1/reportShare of the inbox, and each reportMost bytes: a
 	// Close at the other end then sees each second (closeWait) that this end goes on
 	// reading, if it reads as much.
 	reportShare = 4
 	reportMost  = 128 << 10
-	// maxBuffer keeps lengths and positions within an int of 32 bits.
-	maxBuffer = 1 << 30
+	// maxBuffer keeps lengths and positions within an int of 32 bits. This implementation's have
+	// mostBuffer, whatever is configured: by that a reader knows what a peer that stops has left.
+	maxBuffer  = 1 << 30
+	mostBuffer = defaultBudget
 )
 
 func (in *inbox) unread() int64 { return in.filled - in.emptied }
@@ -60,7 +62,7 @@ func (in *inbox) contiguous(most int64) []byte {
 
 // bufferSize is the size of a send buffer or inbox within a budget; 0: it would be of no use.
 func bufferSize(lim *Limits, budget int) int {
-	size := min(budget, lim.MaxExpose/bufferShare, maxBuffer)
+	size := min(budget, lim.MaxExpose/bufferShare, mostBuffer)
 	if size < max(lim.Inbox, minFragment) {
 		return 0
 	}
@@ -78,8 +80,8 @@ func allocBuffer(mem Memory, size int) []byte {
 	return buf
 }
 
-// asked handles AskInbox: it opens the inbox, or reports that there is no memory.
-func (in *inbox) asked() {
+// requested handles AskInbox: it opens the inbox, or reports that there is no memory.
+func (in *inbox) requested() {
 	switch in.state {
 	case inboxNone:
 		in.open()
@@ -95,6 +97,7 @@ func (in *inbox) open() {
 	if in.size > 0 && !in.last {
 		if buf := allocBuffer(in.mem, in.size); buf != nil {
 			clear(buf) // a false Fill must not reveal the last user's data
+			in.do.long = true
 			if d, err := in.mem.Expose(buf, RemoteWrite); err == nil {
 				in.exposed, in.state = exposed{buf, d}, inboxOpen
 				memory = d
@@ -122,8 +125,8 @@ func (in *inbox) fill(m []byte) (n int64, ok bool) {
 	return n, true
 }
 
-// read counts n bytes as read, or thrown away.
-func (in *inbox) read(n int64) {
+// countRead counts n bytes as read, or thrown away.
+func (in *inbox) countRead(n int64) {
 	in.emptied += n
 	switch {
 	case in.state >= inboxLeft && in.unread() == 0:
@@ -162,7 +165,7 @@ func (in *inbox) close() {
 		return
 	}
 	again := in.state == inboxAgain
-	in.do.close = in.exposed
+	in.do.revoke = in.exposed
 	*in = inbox{mem: in.mem, size: in.size, do: in.do, last: in.last}
 	if again {
 		in.open()

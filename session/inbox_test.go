@@ -197,29 +197,6 @@ func TestAnInboxIsLeftBehindClose(t *testing.T) {
 	})
 }
 
-// What nobody will read is thrown away: the writer does not wait for it.
-func TestCloseReadEmptiesTheInbox(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		a, b, _, _ := pair(t, buffered, session.Config{ReceiveBudget: 50_000, SendBudget: 50_000})
-		writeAll(t, a, pattern(10_000), 10_000)
-		readFull(t, b, 10_000)
-		pass(time.Second / 2)
-		writeAll(t, a, pattern(60_000), 20_000)
-		pass(time.Second / 2)
-		if got := b.Stats().OfferedBytesReceived; got != 50_000 {
-			t.Fatalf("%d bytes are in the inbox", got)
-		}
-		if err := b.CloseRead(); err != nil {
-			t.Fatal(err)
-		}
-		for range 20 {
-			if r := within(t, goWrite(a, pattern(50_000))); r.n != 50_000 || r.err != nil {
-				t.Fatalf("Write: %+v", r)
-			}
-		}
-	})
-}
-
 // A peer that has closed writes to its inbox no more: it is given back, though the
 // session is not closed.
 func TestTheInboxOfAPeerThatHasClosedIsGivenBack(t *testing.T) {

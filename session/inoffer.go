@@ -1,6 +1,7 @@
 package session
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -27,7 +28,7 @@ const (
 	inOfferOpen    inOfferState = iota // transfers are started
 	inOfferNoMem                       // no more: there is no memory for it, and it is refused when nothing is under way
 	inOfferRefused                     // Refuse was sent
-	inOfferStopped                     // the peer has withdrawn it
+	inOfferStopped                     // the peer has cancelled it
 	inOfferOver                        // ReadDone was sent
 )
 
@@ -73,3 +74,65 @@ func (t *inOffer) fits(room int) bool {
 
 // toStart reports whether a transfer of it can be started.
 func (t *inOffer) toStart() bool { return t.state == inOfferOpen && t.asked < t.total }
+
+// offered takes up an offer.
+func (f *fetches) offered(m []byte) (err error) {
+	if f.bounds.caps&wire.CapRead == 0 {
+		return errors.New("an offer, which this end has not announced to read")
+	}
+	f.open, err = newInOffer(m)
+	return err
+}
+
+// endOffer ends the open offer if it is over, or cannot go on. short: the rest of it comes as
+// payload, or its Write has ended in the middle.
+func (f *fetches) endOffer(gone bool) (short bool) {
+	t := f.open
+	done := wire.ReadDone{ID: t.id, Count: uint64(t.got), From: t.desc}
+	switch short = t.got < t.total; {
+	case t.reading > 0:
+		return false
+	case short && gone:
+		done.Flags = wire.FlagGone
+	case short && t.state == inOfferNoMem:
+		t.state = inOfferRefused
+		f.do.send(wire.Cancel(wire.TypeRefuse, t.id))
+		return false
+	case short && t.state < inOfferStopped:
+		return false
+	}
+	f.do.send(done.Control())
+	f.stats.offers++
+	f.do.wake = true
+	t.state, f.open = inOfferOver, nil
+	return short
+}
+
+// advanceOffer starts the transfers that can be started for the open offer, and ends the offer
+// when it is over. It reports whether it started any.
+func (rx *receiver) advanceOffer() (started bool) {
+	f := &rx.fetch
+	if f.open == nil || rx.phase >= over || rx.do.fault != nil {
+		return false
+	}
+	if !rx.gone {
+		started = f.startReads(rx.isNextOffer(f.open))
+	}
+	if f.endOffer(rx.gone) {
+		rx.cut = true
+	}
+	return started
+}
+
+// isNextOffer reports whether Read takes t next, behind nothing but what came with its message.
+func (rx *receiver) isNextOffer(t *inOffer) bool {
+	return t == rx.fetch.cur || rx.kept == 1 && rx.fetch.cur.consumed() && rx.loan == noLoan
+}
+
+// cancelledByPeer handles CancelRead: the offerer takes its memory back.
+func (rx *receiver) cancelledByPeer(id uint32) {
+	if t := rx.fetch.open; t != nil && t.id == id {
+		t.state = inOfferStopped
+		rx.advanceOffer()
+	}
+}

@@ -233,3 +233,31 @@ func TestCancelIsBounded(t *testing.T) {
 		})
 	}
 }
+
+// A Write that is stopped while the peer reads its bytes requests no inbox for the rest, which it does
+// not write.
+func TestAStoppedWriteRequestsNoInbox(t *testing.T) {
+	for name, stop := range map[string]func(*session.Session){
+		"interrupted": func(s *session.Session) { s.InterruptWrite(true) },
+		"CloseWrite":  func(s *session.Session) { s.CloseWrite() },
+		"Close":       func(s *session.Session) { s.Close() },
+		"taken":       func(s *session.Session) { s.TakeWrite() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s, _, p := negotiated(t, buffered, session.Config{})
+				w := goWrite(s, pattern(100_000))
+				m := p.expect(tOfferRead)
+				go stop(s)
+				p.expect(tCancelRead)
+				p.send(tReadDone, 0, u64(uint64(le.Uint32(m)), 0)...)
+				within(t, w)
+				for m := p.recv(); m != nil; m = p.recv() {
+					if m[0] == tAskInbox {
+						t.Error("it requests an inbox")
+					}
+				}
+			})
+		})
+	}
+}

@@ -19,7 +19,7 @@ type keepalive struct {
 	on         bool
 	received   uint64 // messages at the last check
 	unanswered int
-	ended      bool
+	stopped    bool
 }
 
 const (
@@ -38,7 +38,7 @@ func (k *keepalive) start(s *Session) {
 	if !k.on {
 		k.every = defaultKeepAlive
 	}
-	if s.kind.probes && !k.ended {
+	if !s.ring && !k.stopped {
 		k.timer = time.AfterFunc(k.every, func() { k.check(s) })
 		k.restartLocked()
 	}
@@ -47,7 +47,7 @@ func (k *keepalive) start(s *Session) {
 func (k *keepalive) stop() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.ended = true
+	k.stopped = true
 	if k.timer != nil {
 		k.timer.Stop()
 	}
@@ -77,7 +77,7 @@ func (s *Session) SetKeepAlive(set KeepAlive) {
 // restartLocked applies on and every to the timer.
 func (k *keepalive) restartLocked() {
 	k.unanswered = 0
-	if k.timer == nil || k.ended {
+	if k.timer == nil || k.stopped {
 		return
 	}
 	if k.on {
@@ -99,7 +99,7 @@ func (k *keepalive) check(s *Session) {
 	s.progress(true)
 	received := s.Stats().MessagesReceived
 	k.mu.Lock()
-	if k.ended || !k.on {
+	if k.stopped || !k.on {
 		k.mu.Unlock()
 		return
 	}

@@ -167,3 +167,22 @@ func TestKeepAliveEndsWithTheConnection(t *testing.T) {
 		})
 	}
 }
+
+// The end that keepalive finds is told where no operation would find out.
+func TestKeepAliveTellsTheEnd(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		scfg, notes := noted()
+		scfg.KeepAlive = time.Second
+		_, _, p := negotiated(t, messages, scfg)
+		p.Cut()
+		pass(time.Minute)
+		select {
+		case n := <-notes:
+			if len(n) > 0 {
+				t.Errorf("a note: %q", n)
+			}
+		default:
+			t.Error("the end is not told")
+		}
+	})
+}

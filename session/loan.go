@@ -28,13 +28,11 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 	n = min(max(n, 1), maxBuffer) // lengths must not overflow
 	w.wr.begin()
 	defer w.wr.op.Unlock()
-	if st := w.wr.stop(); st&(stClosed|stTaken) != 0 {
-		return nil, writeState(st)
+	if st := w.wr.stopBits(); st&(stClosed|stTaken) != 0 {
+		return nil, stopError(st)
 	}
 	w.enlist()
-	if !w.borrow() {
-		return nil, cmp.Or(writeState(w.wr.stop()), ErrClosed)
-	}
+	w.borrow() // the session does not end while wr.op is held
 	w.prepareBuffer(n)
 	err = w.until(func() bool {
 		return w.wr.state.Load() == 0 && w.withRoom(func(tx *sender) bool {
@@ -102,28 +100,28 @@ func (w *writing) Commit(n int) (err error) {
 // Peek lends the next bytes of the stream, as far as they lie in one piece, and blocks while
 // there are none. They stay where they are until Discard; until then a Read waits, and
 // another Peek returns the same. Errors are those of Read.
-func (r *reading) Peek() ([]byte, error) { return r.look(true, shared) }
+func (r *reading) Peek() ([]byte, error) { return r.lend(true, shared) }
 
 // PeekExclusive is Peek for a loan that is not shared: it waits for the end of another one, and
 // Peek for its end. Unless wait is set it does not wait for the peer: nil without an error means
 // that nothing has come.
-func (r *reading) PeekExclusive(wait bool) ([]byte, error) { return r.look(wait, exclusive) }
+func (r *reading) PeekExclusive(wait bool) ([]byte, error) { return r.lend(wait, exclusive) }
 
-// look begins a loan, or joins the one that there is unless either is exclusive.
-func (r *reading) look(wait bool, as loan) (b []byte, err error) {
+// lend begins a loan, or joins the one that there is unless either is exclusive.
+func (r *reading) lend(wait bool, as loan) (b []byte, err error) {
 	r.rd.begin()
 	defer r.rd.op.Unlock()
 	if st := r.rd.state.Load(); st != 0 {
-		return nil, readState(st)
+		return nil, stopError(st)
 	}
 	r.enlist()
 	r.attempt(&r.rd, func(bool) Events {
 		coming := false
-		if b, coming, err = r.peek(as); b != nil || err != nil || !wait && !coming {
+		if b, coming, err = r.tryLend(as); b != nil || err != nil || !wait && !coming {
 			return 0
 		}
 		if st := r.rd.state.Load(); st != 0 {
-			err = readState(st)
+			err = stopError(st)
 			return 0
 		}
 		return r.readWant()
@@ -132,9 +130,9 @@ func (r *reading) look(wait bool, as loan) (b []byte, err error) {
 	return b, err
 }
 
-// peek is lend without the wait. coming: another look, maybe after a wait, finds bytes or an
+// tryLend is lend without the wait. coming: another look, maybe after a wait, finds bytes or an
 // end, without any more from the application at the other end.
-func (r *reading) peek(as loan) (b []byte, coming bool, err error) {
+func (r *reading) tryLend(as loan) (b []byte, coming bool, err error) {
 	r.lockRx()
 	defer r.unlockRx()
 	rx := &r.rx
@@ -154,9 +152,7 @@ func (r *reading) peek(as loan) (b []byte, coming bool, err error) {
 		return nil, rx.unread() || rx.end != notYet || r.ep.Err() != nil, err
 	}
 	if rx.loan == noLoan {
-		if !r.borrow() {
-			return nil, false, ErrClosed
-		}
+		r.borrow() // the session ends behind its endpoint
 		rx.loan = as
 	}
 	return b[:len(b):len(b)], false, nil

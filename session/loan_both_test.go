@@ -198,9 +198,8 @@ func TestAReadWaitsForTheEndOfALoan(t *testing.T) {
 // goes on writing.
 func TestLentBytesStayThoughThisEndCloses(t *testing.T) {
 	ends := map[string]func(*session.Session) error{
-		"CloseRead": (*session.Session).CloseRead,
-		"Close":     (*session.Session).Close,
-		"Abort":     func(s *session.Session) error { s.Abort(); return nil },
+		"Close": (*session.Session).Close,
+		"Abort": func(s *session.Session) error { s.Abort(); return nil },
 	}
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {

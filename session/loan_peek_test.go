@@ -258,7 +258,6 @@ func TestAPeekThatWaitsEnds(t *testing.T) {
 		"deadline":          {func(a, b *session.Session) { b.InterruptRead(true) }, session.ErrInterrupted},
 		"Close":             {func(a, b *session.Session) { go b.Close() }, session.ErrClosed},
 		"Abort":             {func(a, b *session.Session) { go b.Abort() }, session.ErrClosed},
-		"CloseRead":         {func(a, b *session.Session) { go b.CloseRead() }, io.EOF},
 		"peer's CloseWrite": {func(a, b *session.Session) { go a.CloseWrite() }, io.EOF},
 		"peer's Close":      {func(a, b *session.Session) { go a.Close() }, io.EOF},
 		"peer's Abort":      {func(a, b *session.Session) { go a.Abort() }, syscall.ECONNRESET},
@@ -283,7 +282,6 @@ var readerEnds = map[string]struct {
 	rest bool  // it can still be read
 	want error // of what comes then
 }{
-	"CloseRead":         {func(a, b *session.Session, ea *twin.Endpoint) { b.CloseRead() }, false, io.EOF},
 	"Close":             {func(a, b *session.Session, ea *twin.Endpoint) { b.Close() }, false, session.ErrClosed},
 	"Abort":             {func(a, b *session.Session, ea *twin.Endpoint) { b.Abort() }, false, session.ErrClosed},
 	"peer's CloseWrite": {func(a, b *session.Session, ea *twin.Endpoint) { a.CloseWrite() }, true, io.EOF},
@@ -371,7 +369,7 @@ func (p peekerOf) Read(b []byte) (int, error) {
 	return n, p.s.Discard(n)
 }
 
-// After CloseRead, the inbox is not the peer's to fill again where it is lent.
+// Behind Close, the inbox is not the peer's to fill again where it is lent, until the end of the loan.
 func TestWhatIsLentOfTheInboxIsNotFilledAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{ReceiveBudget: 40_000})
@@ -379,10 +377,11 @@ func TestWhatIsLentOfTheInboxIsNotFilledAgain(t *testing.T) {
 		data := pattern(40_000)
 		p.fill(d, 0, data[:30_000])
 		lent := peek(t, s)
-		if err := s.CloseRead(); err != nil {
-			t.Fatal(err)
-		}
+		closed := make(chan error, 1)
+		go func() { closed <- s.Close() }()
+		pass(2 * latency)
 		p.fill(d, 30_000, data[30_000:])
+		pass(2 * latency)
 		for m := p.recv(); m != nil; m = p.recv() {
 			if m[0] == tEmptied {
 				t.Errorf("%d bytes count as read during the loan of %d", le.Uint64(m[header+8:]), len(lent))
@@ -401,6 +400,9 @@ func TestWhatIsLentOfTheInboxIsNotFilledAgain(t *testing.T) {
 			if n := le.Uint64(p.expect(tEmptied)[8:]); n != want {
 				t.Errorf("%d bytes count as read, want %d", n, want)
 			}
+		}
+		if err := <-closed; err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -95,7 +95,7 @@ func isOpen(s *session.Session) bool {
 // What is committed has the place in the stream that a Write would have.
 func TestCommittedBytesComeInOrder(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
-		a, b, _, _ := pair(t, cfg, session.Config{})
+		a, b, _, _ := pair(t, cfg, session.Config{SendBudget: 300_000}) // the send buffer wraps
 		r := rand.New(rand.NewPCG(1, 1))
 		data := pattern(2_000_000)
 		all := goReadAll(b)
@@ -663,4 +663,41 @@ func TestWhoWaitsForRDMAWritesSleeps(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Room of the send buffer that is given back unused wakes the Write that waits for it.
+func TestAWriteIsWokenByACommitOfNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, buffered, session.Config{})
+		p.open(s, 50_000)
+		for _, size := range []int{10, 10_000} {
+			reserve(t, s, 100)
+			w := goWrite(s, pattern(size))
+			waits(t, "Write", w)
+			s.Commit(0)
+			pass(time.Second)
+			select {
+			case <-w:
+			default:
+				t.Errorf("a Write of %d bytes waits", size)
+			}
+		}
+	})
+}
+
+// A small loan stays behind what the send buffer has not sent.
+func TestASmallLoanStaysBehindTheSendBuffer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, buffered, session.Config{})
+		in := p.open(s, 30_000)
+		data := pattern(41_000)
+		writeAll(t, s, data[:40_000], 10_000) // the inbox is full
+		writeLent(t, s, data[40_000:])
+		got, _ := in.read(30_000)
+		in.emptied()
+		rest, _ := in.read(11_000)
+		if got = append(got, rest...); !bytes.Equal(got, data) {
+			t.Error("wrong bytes")
+		}
+	})
 }

@@ -36,7 +36,8 @@ func (s *Session) sendNegotiate() (sent bool) {
 // Negotiate waits until the peer's negotiation message has come and was
 // understood (N4), or ctx is done. After an error the session can only be aborted.
 // An *Unavailable error with ReasonVersion or ReasonProtocol means that the peer
-// does not speak this protocol. Once it has succeeded, it does so at once.
+// has another version of the protocol, or another protocol. Once it has succeeded,
+// later calls succeed at once.
 func (s *Session) Negotiate(ctx context.Context) (err error) {
 	s.rd.begin()
 	defer s.rd.op.Unlock()
@@ -58,12 +59,7 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 	})
 	if err == nil {
 		s.notes.begun.Store(true)
-		if s.idle.fresh.Load() {
-			s.watch()
-		} else {
-			s.enlist()
-		}
-		s.noteEnd() // which may have come before
+		s.keep()
 		s.alive.start(s)
 	}
 	return err
@@ -72,39 +68,37 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 // negotiateStep does what can be done of the negotiation, and returns what the rest waits
 // for; 0: it is over. The caller has rd's op.
 func (s *Session) negotiateStep() (want Events, err error) {
-	sent := s.cfg.Accepting && !s.negotiatedByPeer || s.sendNegotiate()
+	// To a peer that has left nothing need be sent; what it has sent is still read.
+	sent := func() bool { return s.sendNegotiate() || s.ep.Err() != nil }
+	if !s.cfg.Accepting && !sent() {
+		return SendReady | RecvReady, nil
+	}
 	if !s.negotiatedByPeer {
-		if s.negotiatedByPeer, err = s.negotiated(sent); err != nil {
+		if s.negotiatedByPeer, err = s.negotiated(); err != nil {
 			return 0, err
 		}
-		sent = sent && (!s.negotiatedByPeer || s.sendNegotiate())
+		if !s.negotiatedByPeer {
+			return RecvReady, nil
+		}
 	}
-	if !sent && s.ep.Err() == nil {
-		want |= SendReady
+	if !sent() {
+		return SendReady, nil
 	}
-	if !s.negotiatedByPeer {
-		want |= RecvReady
-	}
-	if want == 0 {
-		// Not before: what comes behind the peer's message may be answered at once, by whom
-		// the endpoint wakes, and the answer would overtake this end's negotiation message.
-		s.rxMu.Lock()
-		s.rx.phase.reach(running)
-		s.rxMu.Unlock()
-		s.sendPending() // what waits for it: see ResetAtDeath
-	}
-	return want, nil
+	// Not before: what comes behind the peer's message may be answered at once, by whom
+	// the endpoint wakes, and the answer would overtake this end's negotiation message.
+	s.rxMu.Lock()
+	s.rx.phase.reach(running)
+	s.rxMu.Unlock()
+	s.sendPending() // what waits for it: see ResetAtDeath
+	return 0, nil
 }
 
 // negotiated takes the peer's negotiation message if it has come.
-func (s *Session) negotiated(sent bool) (bool, error) {
+func (s *Session) negotiated() (bool, error) {
 	s.rxMu.Lock()
 	defer s.rxMu.Unlock()
 	if s.rx.phase == closed {
 		return false, ErrClosed
-	}
-	if !sent && s.ep.Err() == nil { // to a peer that has left it need not be sent; what it sent is still read
-		return false, nil
 	}
 	ev := &s.rx.ev
 	if !s.ep.Poll(ev) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -314,4 +315,49 @@ func TestARingAnnouncesNoMemory(t *testing.T) {
 			t.Errorf("%+v", left)
 		}
 	})
+}
+
+// An end that is closed before it was negotiated ends in order where its peer understands that, and
+// otherwise at once: it sends nothing that the peer would take for a bad negotiation.
+func TestCloseBeforeNegotiation(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cfg      twin.Config
+		acceptor bool
+		inOrder  bool
+	}{
+		"dialer, ring":     {ring, false, true},
+		"dialer, credits":  {messages, false, false},
+		"acceptor, ring":   {ring, true, false},
+		"acceptor, credit": {messages, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				ea, eb := twins(t, tt.cfg)
+				if tt.acceptor {
+					ea, eb = eb, ea
+				}
+				closes := session.New(ea, withoutKeepAlive(session.Config{Accepting: tt.acceptor}))
+				other := session.New(eb, withoutKeepAlive(session.Config{Accepting: !tt.acceptor}))
+				defer idle()
+				defer other.Abort()
+				began := time.Now()
+				closes.Close()
+				if <-closes.Closed(); time.Since(began) > 0 {
+					t.Errorf("Close took %v", time.Since(began))
+				}
+				err := other.Negotiate(t.Context())
+				if refused := (*session.Unavailable)(nil); errors.As(err, &refused) {
+					t.Errorf("Negotiate: %v", err)
+				}
+				if !tt.inOrder {
+					return
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, err = other.Read(make([]byte, 1))
+				wantErr(t, "Read", err, io.EOF)
+			})
+		})
+	}
 }

@@ -15,58 +15,48 @@ const mostNotes = 8
 
 // notes are the peer's, on their way to Config.OnNote.
 type notes struct {
-	begun   atomic.Bool // Negotiate has succeeded: an end before is its result, and not reported
-	starved atomic.Bool // a Write is, for which watchStarved looks, or was: it is reported once
+	begun      atomic.Bool // Negotiate has succeeded: an end before is its result, and not reported
+	starved    bool        // a Write was, which is reported once; guarded by wr.op
+	looksAgain atomic.Bool // the timer of checkStarved runs
 
-	mu      sync.Mutex // guards what follows
-	list    [][]byte   // oldest first
-	over    bool       // the end is reported after them
-	told    bool       // it was
-	handing bool       // a goroutine hands them over
+	mu        sync.Mutex // guards what follows
+	list      [][]byte   // oldest first
+	over      bool       // the end is reported after them
+	reported  bool       // it was
+	notifying bool       // a goroutine hands them over
 }
 
 // starvedTime is for how long a Write waits for memory that others have used up before OnNote
 // reports it. A peer that is only slow has taken something by then, and its stream goes on with less.
 const starvedTime = time.Second
 
-// noteStarved is called by a Write that is about to sleep. If it waits for memory that others have
-// used up, OnNote reports that in time.
-func (w *writing) noteStarved() {
-	if w.starver != nil && w.cfg.OnNote != nil && !w.notes.starved.Load() && w.starves() && !w.notes.starved.Swap(true) {
-		w.watchStarved()
+// checkStarved is called by a Write that is about to sleep. It has OnNote report, once, that Writes
+// have waited for memory that others have used up, and until then such a Write look again.
+func (w *writing) checkStarved() {
+	n := &w.notes
+	starver, ok := w.provider.(Starver)
+	if !ok || w.cfg.OnNote == nil || n.starved {
+		return
 	}
-}
-
-// watchStarved looks from time to time, while a Write starves, whether it has waited for starvedTime.
-func (w *writing) watchStarved() {
-	time.AfterFunc(starvedTime/2, func() {
-		if !w.starves() {
-			w.notes.starved.Store(false)
-			if !w.starves() || w.notes.starved.Swap(true) {
-				return // one that does from here on notes it
-			}
-		}
-		if since := time.Duration(w.wr.since.Load()); since != 0 && time.Since(start)-since >= starvedTime {
-			w.hand([]byte{})
-		} else {
-			w.watchStarved()
-		}
-	})
-}
-
-// starves reports whether a Write waits for memory that others have used up.
-func (w *writing) starves() (is bool) {
-	if w.wr.wants.Load() == 0 || !w.borrow() {
-		return false
+	starves := false
+	w.withSender(func(tx *sender) { starves = tx.writable() && starver.Starved() })
+	switch since := time.Duration(w.wr.since.Load()); {
+	case !starves:
+	case since != 0 && time.Since(processStart)-since >= starvedTime:
+		n.starved = true
+		w.queueNote([]byte{})
+	case !n.looksAgain.Swap(true):
+		time.AfterFunc(starvedTime/2, func() {
+			n.looksAgain.Store(false)
+			w.wr.signalSleeper()
+		})
 	}
-	defer w.endBorrow()
-	w.withSender(func(tx *sender) { is = tx.open() && w.starver.Starved() })
-	return is
 }
 
 // SendNote sends the peer's layer above 1 to 240 bytes, which are not part of the stream.
-// They go behind the notes, and the bytes of the stream, that have been taken before, but the
-// peer gets them at once, whether or not it reads. It waits for nothing. It fails, and nothing
+// They go behind the notes that were taken before, and behind the bytes of the stream, but for
+// what waits in the send buffer. The peer gets them at once, whether or not it reads. It waits for
+// nothing. It fails, and nothing
 // was sent, once the connection is over, or this end has been closed.
 func (w *writing) SendNote(note []byte) (err error) {
 	if !w.borrow() { // the endpoint stays meanwhile
@@ -96,7 +86,7 @@ func (w *writing) WritePosition() uint64 {
 }
 
 // ReadPosition returns how many bytes of the peer's stream have been read so far: by Read,
-// or by Discard. What CloseRead or Close has thrown away does not count.
+// or by Discard. What Close has thrown away does not count.
 func (r *reading) ReadPosition() uint64 {
 	r.rxMu.Lock()
 	defer r.rxMu.Unlock()
@@ -111,14 +101,14 @@ func (e *engine) noteLocked(m []byte) {
 	if !rx.dropControl(wire.TypeNote, err) {
 		return
 	}
-	if e.cfg.OnNote == nil || rx.end >= byClose || !e.hand(note) {
+	if e.cfg.OnNote == nil || rx.end >= byClose || !e.queueNote(note) {
 		rx.do.violation("a note of %d bytes, out of place", len(note))
 	}
 }
 
-// hand hands a note to the layer above, in a goroutine: one at a time, in their order. It
+// queueNote hands a note to the layer above, in a goroutine: one at a time, in their order. It
 // returns false if there are too many.
-func (e *engine) hand(note []byte) bool {
+func (e *engine) queueNote(note []byte) bool {
 	n := &e.notes
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -126,13 +116,13 @@ func (e *engine) hand(note []byte) bool {
 		return false
 	}
 	n.list = append(n.list, note)
-	e.handLocked()
+	e.notifyLocked()
 	return true
 }
 
-// noteEnd has OnNote report that the connection is over, behind the last note. It is
+// notifyEnd has OnNote report that the connection is over, behind the last note. It is
 // called where no operation would find out, with any lock held.
-func (e *engine) noteEnd() {
+func (e *engine) notifyEnd() {
 	if e.cfg.OnNote == nil || !e.notes.begun.Load() || !e.borrow() { // the endpoint may have been given back
 		return
 	}
@@ -145,29 +135,29 @@ func (e *engine) noteEnd() {
 	defer n.mu.Unlock()
 	if !n.over {
 		n.over = true
-		e.handLocked()
+		e.notifyLocked()
 	}
 }
 
-// handLocked has a goroutine hand over what there is.
-func (e *engine) handLocked() {
+// notifyLocked has a goroutine hand over what there is.
+func (e *engine) notifyLocked() {
 	n := &e.notes
-	if n.handing || !e.borrow() { // as a loan, for which Close does not wait: OnNote may be waiting for that
+	if n.notifying || !e.borrow() { // as a loan, for which Close does not wait: OnNote may be waiting for that
 		return
 	}
-	n.handing = true
+	n.notifying = true
 	go func() {
 		defer e.endBorrow()
-		for e.handNext() {
+		for e.notifyNext() {
 		}
 	}()
 }
 
-// handNext hands a note over, or the end. It returns false if there is nothing.
-func (e *engine) handNext() bool {
+// notifyNext hands a note over, or the end. It returns false if there is nothing.
+func (e *engine) notifyNext() bool {
 	n := &e.notes
 	n.mu.Lock()
-	if n.over && !n.told && len(n.list) == 0 {
+	if n.over && !n.reported && len(n.list) == 0 {
 		n.mu.Unlock()
 		for e.progress(true) >= progressMost { // the peer's last notes have come by now, and go before the end
 		}
@@ -178,10 +168,10 @@ func (e *engine) handNext() bool {
 	case len(n.list) > 0:
 		note = n.list[0]
 		n.list = n.list[1:]
-	case n.over && !n.told:
-		n.told = true
+	case n.over && !n.reported:
+		n.reported = true
 	default:
-		n.handing = false
+		n.notifying = false
 		n.mu.Unlock()
 		return false
 	}

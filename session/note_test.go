@@ -411,3 +411,46 @@ func TestAStarvingWriteIsReported(t *testing.T) {
 		}
 	})
 }
+
+// strictWake is an endpoint that wakes for nothing but what it is armed for.
+type strictWake struct {
+	lateArm
+	session.Waker
+	armed atomic.Uint32 // session.Events
+}
+
+func (e *strictWake) Start(w session.Waker) {
+	e.Waker = w
+	e.Endpoint.Start(e)
+}
+
+func (e *strictWake) Arm(ev session.Events) {
+	e.lateArm.Arm(ev)
+	e.armed.Or(uint32(ev))
+}
+
+func (e *strictWake) Wake(ev session.Events) {
+	if bits := e.armed.Swap(0) & uint32(ev); bits != 0 {
+		e.Waker.Wake(session.Events(bits))
+	}
+}
+
+// An end that comes behind a note, as the session is about to be armed again, is told, though the
+// endpoint wakes nobody for it.
+func TestAnEndBeforeArmIsTold(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		scfg, notes := noted()
+		e := &strictWake{}
+		_, _, p := negotiatedOn(t, ring, scfg, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		e.before(func() {
+			p.Abort()
+			nap(2 * latency)
+		})
+		p.send(tNote, 0, 'n')
+		wantNote(t, notes, "n")
+		wantNote(t, notes, "")
+	})
+}

@@ -1,10 +1,6 @@
 package session
 
-import (
-	"errors"
-
-	"github.com/sanconn/san/session/internal/wire"
-)
+import "github.com/sanconn/san/session/internal/wire"
 
 // The offering half of rendezvous: a Write whose bytes stay where they are until the peer
 // has read them (D6). The other half is in fetch.go. Nothing of the stream follows an open
@@ -15,10 +11,10 @@ type outOffer struct {
 	state offerState
 	id    uint32 // none: of the one before
 	total int    // bytes offered
-	taken int    // bytes that the peer has, from the front, once it is over
+	read  int    // bytes that the peer has, from the front, once it is over
 }
 
-// offerState is how far an offer has come: none → open (sendOffer) → cancelled (takeBack) → over
+// offerState is how far an offer has come: none → open (sendOffer) → cancelled (cancel) → over
 // (readByPeer) → none (end); or from open straight to over.
 type offerState uint8
 
@@ -56,9 +52,9 @@ func (t *sender) sendOffer(first []byte, d Descriptor, more bool) bool {
 	return true
 }
 
-// takeBack cancels the open offer before the peer has all of it (D12): the peer ends it by
+// cancel cancels the open offer before the peer has all of it (D12): the peer ends it by
 // ReadDone.
-func (t *sender) takeBack(id uint32) {
+func (t *sender) cancel(id uint32) {
 	if o := &t.offer; o.id == id && o.state == offerOpen {
 		o.state = offerCancelled
 		t.queueControl(wire.Cancel(wire.TypeCancelRead, id))
@@ -67,13 +63,13 @@ func (t *sender) takeBack(id uint32) {
 
 // end forgets the offer, which is over, and counts the bytes that the peer has of it, and the
 // first bytes that went with its message. It returns the former.
-func (o *outOffer) end(first int, stats *traffic) (taken int) {
-	taken = o.taken
+func (o *outOffer) end(first int, stats *traffic) (read int) {
+	read = o.read
 	*o = outOffer{id: o.id}
 	stats.offers++
-	stats.movedBytes += uint64(taken)
-	stats.bytes += uint64(first + taken)
-	return taken
+	stats.directBytes += uint64(read)
+	stats.bytes += uint64(first + read)
+	return read
 }
 
 // readByPeer handles ReadDone.
@@ -86,11 +82,8 @@ func (o *outOffer) readByPeer(m wire.ReadDone, do *due) {
 		do.violation("a ReadDone for %d bytes of %d", m.Count, o.total)
 		return
 	}
-	o.taken, o.state, do.wake = int(m.Count), offerOver, true
+	o.read, o.state, do.wake = int(m.Count), offerOver, true
 }
-
-// errNotTaken: memory could not be exposed here, or the peer could not reach it.
-var errNotTaken = errors.New("memory cannot be registered for RDMA")
 
 // pays reports whether a large Write of p is to be offered, for all of it, rather than copied:
 // where there is no memory for a send buffer, each is. Behind one that could not be registered there is
@@ -114,32 +107,29 @@ func (w *writing) pays(p []byte) bool {
 }
 
 // writeOffered writes from the front of p by offers, as long as what is left is large
-// enough and can be registered.
-func (w *writing) writeOffered(p []byte, more bool) (n int, err error) {
+// enough and can be registered. Why an offer ended short, or was not made, the rest of the Write finds.
+func (w *writing) writeOffered(p []byte, more bool) (n int) {
 	for w.plan.large(len(p) - n) {
-		k, err := w.writeOffer(p[n:], more)
+		k, whole := w.writeOffer(p[n:], more)
 		n += k
-		if err == errNotTaken {
+		if !whole {
 			w.progress(true) // if the peer refuses because it closes, that comes next
-			return n, nil
-		}
-		if err != nil && n < len(p) { // a complete one may have ended with an error
-			return n, err
+			break
 		}
 	}
-	return n, nil
+	return n
 }
 
 // writeOffer offers as much of p as one exposure takes, and waits until the peer
 // has it. It returns how many bytes of p are the peer's.
-func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
+func (w *writing) writeOffer(p []byte, more bool) (n int, whole bool) {
 	first, rest := w.plan.toExpose(p)
 	desc, err := w.mem.Expose(rest, RemoteRead)
 	if err != nil {
 		if w.over() == nil {
 			w.withSender(func(tx *sender) { tx.stats.unregistered++ })
 		}
-		return 0, errNotTaken
+		return 0, false
 	}
 	defer w.mem.Revoke(desc)
 	more = more || first+len(rest) < len(p)
@@ -149,22 +139,17 @@ func (w *writing) writeOffer(p []byte, more bool) (n int, err error) {
 		}
 		return sent
 	}, w.writeBlocked)
-	if err == nil {
-		if len(rest) > nearDone(w.plan.maxRDMA) {
-			w.wr.slept.Store(true) // until NearDone
-		}
-		if err = w.until(w.offerOver, w.writeBlocked); err != nil {
-			w.cancelOffer()
-		}
-		w.withSender(func(tx *sender) { n = tx.offer.end(first, &tx.stats) })
-		if n < len(rest) && err == nil {
-			if err = w.writeBlocked(); err == nil {
-				err = errNotTaken
-			}
-		}
-		n += first
+	if err != nil {
+		return 0, false
 	}
-	return n, err
+	if len(rest) > nearDone(w.plan.maxRDMA) {
+		w.wr.slept.Store(true) // until NearDone
+	}
+	if err = w.until(w.offerOver, w.writeBlocked); err != nil {
+		w.cancelOffer()
+	}
+	w.withSender(func(tx *sender) { n = tx.offer.end(first, &tx.stats) })
+	return first + n, err == nil && n == len(rest)
 }
 
 func (w *writing) offerOver() bool {
@@ -177,7 +162,7 @@ func (w *writing) offerOver() bool {
 // answer within CancelTimeout, the connection is aborted.
 func (w *writing) cancelOffer() {
 	if w.over() == nil {
-		w.withSender(func(tx *sender) { tx.takeBack(tx.offer.id) })
+		w.withSender(func(tx *sender) { tx.cancel(tx.offer.id) })
 		defer w.killAfter(w.cfg.CancelTimeout, "the peer did not give up a transfer that was cancelled")()
 		if w.until(w.offerOver, w.over) == nil {
 			return

@@ -5,16 +5,15 @@ import (
 )
 
 // progressMost is how many events one call of progress or Read takes: a peer that sends faster than
-// they are handled must not keep rxMu from a deadline, from Close, or from the
-// idle poller, which serves other sessions too. A ring can hold more 8-byte messages.
+// they are handled must not keep rxMu from a deadline, from Close, or from the idle poller, which
+// serves other sessions too. (A ring can hold more messages, of 8 bytes.) To open an inbox counts as
+// that many, since its memory is cleared.
 const progressMost = 4096
 
-// closeInbox gives memory back that the peer writes to no more. Revoking may block, so a
+// revoke gives memory back that the peer writes to no more. Revoking may block, so a
 // worker does it.
-func (e *engine) closeInbox(old exposed) {
-	if !e.workers.start() { // never: what ends the workers has closed the inbox
-		return
-	}
+func (e *engine) revoke(old exposed) {
+	e.workers.start() // what ends the workers has closed the inbox
 	go func() {
 		defer e.workers.Done()
 		e.mem.Revoke(old.desc)
@@ -36,18 +35,15 @@ func (e *engine) progress(sure bool) (events int) {
 
 // progressLocked handles all events that are there, up to progressMost, and starts the transfers
 // that are due; with some providers these complete at once. It returns how many events
-// there were. Before negotiation it does nothing: a spurious Wake must not take the
+// there were. Before negotiation it takes none: a spurious Wake must not take the
 // negotiation message from Negotiate.
 func (e *engine) progressLocked() (events int) {
 	rx := &e.rx
-	if rx.phase != running {
-		return 0
-	}
 	rx.polls++
 	for again := true; again; again = rx.advanceOffer() {
 		for rx.phase == running && e.ep.Poll(&rx.ev) {
 			e.handleLocked(&rx.ev)
-			if events++; events >= progressMost {
+			if events = rx.do.count(events); events >= progressMost {
 				e.progressAgain()
 				return events
 			}
@@ -71,11 +67,11 @@ func (e *engine) handleLocked(ev *Event) {
 	case Message:
 		e.handleMessageLocked(ev.Msg)
 	case ReadDone:
-		e.moved.Add(1)
+		e.advances.Add(1)
 		rx.readCompleted(ev)
-		if e.tx.buffer.blocked.Load() { // behind what readCompleted has counted
+		if e.tx.buffer.queueFull.Load() { // behind what readCompleted has counted
 			e.withSender(func(tx *sender) {
-				tx.buffer.blocked.Store(false)
+				tx.buffer.queueFull.Store(false)
 				tx.flush()
 			})
 		}
@@ -87,14 +83,13 @@ func (e *engine) handleLocked(ev *Event) {
 	if do := &rx.do; len(do.control) > 0 || do.fault != nil {
 		e.settleLocked()
 	}
-	e.notePhaseLocked() // the sender may have found a fault
+	e.markOverLocked() // the sender may have found a fault
 }
 
 func (e *engine) handleMessageLocked(m []byte) {
 	rx := &e.rx
 	h, err := wire.ParseHeader(m)
 	if err != nil {
-		e.ep.Drop()
 		rx.do.violation("%v", err)
 		return
 	}
@@ -103,7 +98,7 @@ func (e *engine) handleMessageLocked(m []byte) {
 	case wire.TypeData, wire.TypeFill, wire.TypeOfferRead:
 		rx.payload(h, m)
 	case wire.TypeReadDone, wire.TypeNearDone, wire.TypeRefuse, wire.TypeInbox, wire.TypeEmptied:
-		e.moved.Add(1)
+		e.advances.Add(1)
 		e.aboutSendingLocked(h, m)
 	default:
 		e.controlLocked(h, m)
@@ -141,7 +136,7 @@ func (e *engine) aboutSendingLocked(h wire.Header, m []byte) {
 	case wire.TypeReadDone:
 		if d, err := wire.ParseReadDone(m); rx.dropControl(h.Type, err) {
 			if d.Flags&wire.FlagGone != 0 {
-				e.peerLeftLocked(true)
+				e.peerClosedLocked(true)
 			}
 			e.withSender(func(tx *sender) { tx.offer.readByPeer(d, &tx.do) })
 		}
@@ -150,13 +145,12 @@ func (e *engine) aboutSendingLocked(h wire.Header, m []byte) {
 		e.wakeWriters()
 	case wire.TypeRefuse:
 		if id, err := wire.ParseCancel(m); rx.dropControl(h.Type, err) {
-			e.withSender(func(tx *sender) { tx.takeBack(id) })
+			e.withSender(func(tx *sender) { tx.cancel(id) })
 		}
 	case wire.TypeInbox:
 		if memory, err := wire.ParseInbox(m); rx.dropControl(h.Type, err) {
 			e.withSender(func(tx *sender) {
 				tx.buffer.inboxByPeer(memory, &tx.do, &tx.stats)
-				tx.flush()
 				e.restBufferLocked(tx)
 			})
 		}
@@ -164,7 +158,7 @@ func (e *engine) aboutSendingLocked(h wire.Header, m []byte) {
 		if count, err := wire.ParseEmptied(m); rx.dropControl(h.Type, err) {
 			e.withSender(func(tx *sender) {
 				tx.buffer.emptiedByPeer(count, &tx.do)
-				tx.flush()
+				tx.flush() // not behind this look, which a Read may make long
 			})
 		}
 	}
@@ -182,7 +176,7 @@ func (e *engine) controlLocked(h wire.Header, m []byte) {
 		return
 	case wire.TypeCancelRead:
 		if id, err := wire.ParseCancel(m); rx.dropControl(h.Type, err) {
-			rx.withdrawnByPeer(id)
+			rx.cancelledByPeer(id)
 		}
 		return
 	}
@@ -190,14 +184,13 @@ func (e *engine) controlLocked(h wire.Header, m []byte) {
 	switch h.Type {
 	case wire.TypeCredit, wire.TypePong:
 	case wire.TypeAskInbox:
-		rx.inbox.asked()
+		rx.inbox.requested()
 	case wire.TypeLeaveInbox:
 		rx.inbox.left()
 	case wire.TypeShutdown, wire.TypeClose, wire.TypeAbort:
-		e.endedLocked(h.Type)
+		e.endedByPeerLocked(h.Type)
 	case wire.TypeCloseAck:
 		e.acked.Store(true)
-		e.wr.signal()
 	case wire.TypePing:
 		rx.do.send(wire.Plain(wire.TypePong))
 	default:
@@ -205,22 +198,22 @@ func (e *engine) controlLocked(h wire.Header, m []byte) {
 	}
 }
 
-// endedLocked handles the end of the peer's stream.
-func (e *engine) endedLocked(t wire.Type) {
-	if !e.rx.ended(t) || t == wire.TypeShutdown {
+// endedByPeerLocked handles the end of the peer's stream.
+func (e *engine) endedByPeerLocked(t wire.Type) {
+	if !e.rx.endedByPeer(t) || t == wire.TypeShutdown {
 		return
 	}
-	e.peerLeftLocked(t == wire.TypeAbort)
-	if e.kind.acks {
+	e.peerClosedLocked(t == wire.TypeAbort)
+	if !e.ring {
 		e.rx.do.send(wire.Plain(wire.TypeCloseAck))
 	}
 }
 
-// peerLeftLocked ends this end's direction, as the peer no longer reads; unread: it had bytes that
+// peerClosedLocked ends this end's direction, as the peer no longer reads; unread: it had bytes that
 // it has not read. As with TCP, bytes that cross the peer's Close cause a reset: the Write that
 // waits, or else the next one, fails with EPIPE. So do unread bytes of a peer that had ended its
 // own stream in order.
-func (e *engine) peerLeftLocked(unread bool) {
+func (e *engine) peerClosedLocked(unread bool) {
 	bits := uint32(stPeerClosed)
 	e.txMu.Lock()
 	crossed := e.credits.MarkedUnderWay() || e.tx.buffer.unsent() > 0 || e.wr.blocked() || e.ur.blocked()

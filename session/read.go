@@ -32,8 +32,8 @@ func (r *reading) Read(p []byte) (int, error) {
 
 // readHeld is Read, for the holder of rd.op. It is interrupted once done, if that is not nil.
 func (r *reading) readHeld(p []byte, done func() bool) (n int, err error) {
-	if st := r.rd.stop(); st != 0 {
-		return 0, readState(st)
+	if st := r.rd.stopBits(); st != 0 {
+		return 0, stopError(st)
 	}
 	r.enlist()
 	if r.trickle > 0 && r.spin > 0 {
@@ -45,26 +45,18 @@ func (r *reading) readHeld(p []byte, done func() bool) (n int, err error) {
 	return r.readWaiting(p, done)
 }
 
-// readState is why a Read has to end.
-func readState(st uint32) error {
-	if st == stShut {
-		return io.EOF
-	}
-	return writeState(st)
-}
-
 func (r *reading) readWaiting(p []byte, done func() bool) (n int, err error) {
-	r.rx.fetch.want.Store(int64(len(p)))
-	defer r.rx.fetch.want.Store(0)
+	r.rx.fetch.waitingLen.Store(int64(len(p)))
+	defer func() {
+		r.rx.fetch.waitingLen.Store(0)
+		r.enlist() // behind that: what was left to this Read is fetched ahead if no other one comes
+	}()
 	stop := uint32(0)
 	r.await(&r.rd, r.readWant(), func(bool) Events {
 		if n, err = r.receive(p); n > 0 || err != nil {
 			return 0
 		}
-		if n = r.brokenDirect(); n > 0 {
-			return 0
-		}
-		if stop = r.rd.stop(); stop == 0 && done != nil && done() {
+		if stop = r.rd.stopBits(); stop == 0 && done != nil && done() {
 			stop = stInterrupted
 		}
 		if stop != 0 {
@@ -74,17 +66,26 @@ func (r *reading) readWaiting(p []byte, done func() bool) (n int, err error) {
 	})
 	if stop != 0 {
 		if n = r.stopDirect(); n == 0 {
-			err = readState(stop)
+			err = stopError(stop)
 		}
 	}
 	return n, err
 }
 
-// receive copies to p what is there, polling for more; (0, nil): nothing yet.
+// receive copies to p what is there, polling for more; (0, nil): nothing yet. If the connection has
+// ended while p is the target of transfers, it aborts the endpoint, which ends them, and returns how
+// many bytes had arrived by then.
 func (r *reading) receive(p []byte) (int, error) {
 	r.lockRx()
 	n, err := r.receiveLocked(p)
+	broken := r.directBrokenLocked()
 	r.unlockRx()
+	if broken {
+		r.kill(errMidTransfer)
+		r.lockRx()
+		n = r.rx.fetch.endDirect()
+		r.unlockRx()
+	}
 	return n, err
 }
 
@@ -106,7 +107,7 @@ func (r *reading) receiveLocked(p []byte) (n int, err error) {
 				continue
 			}
 		}
-		if rx.phase == ended || rx.do.fault != nil {
+		if rx.phase == over || rx.do.fault != nil {
 			break
 		}
 		if events >= progressMost {
@@ -114,7 +115,7 @@ func (r *reading) receiveLocked(p []byte) (n int, err error) {
 			break
 		}
 		if t := rx.fetch.cur; t != nil {
-			rx.fetch.target(p, n)
+			rx.fetch.setTarget(p, n)
 			events += r.progressLocked()
 			if rx.fetch.into.buf != nil {
 				return r.directDoneLocked()
@@ -128,8 +129,8 @@ func (r *reading) receiveLocked(p []byte) (n int, err error) {
 			rx.polls++
 			break
 		}
-		n += r.takeLocked(p[n:])
-		events++
+		n += r.receiveEventLocked(p[n:])
+		events = rx.do.count(events)
 		if rx.ev.Last && n > 0 {
 			rx.polls++
 			break
@@ -139,12 +140,12 @@ func (r *reading) receiveLocked(p []byte) (n int, err error) {
 		err = r.streamEndLocked()
 	}
 	rx.stats.bytes += uint64(n)
-	r.noteTrickle(uint64(n), rx.stats.messages-before)
+	r.watchTrickle(uint64(n), rx.stats.messages-before)
 	return n, err
 }
 
-// noteTrickle takes note of a stream of small messages, by what a Read took.
-func (r *reading) noteTrickle(bytes, messages uint64) {
+// watchTrickle looks for a stream of small messages, by what a Read took.
+func (r *reading) watchTrickle(bytes, messages uint64) {
 	switch {
 	case messages > 1 && bytes < trickleBelow*messages:
 		r.trickle = trickleFor
@@ -157,17 +158,17 @@ func (r *reading) noteTrickle(bytes, messages uint64) {
 func (r *reading) receiveNothingLocked() (n int, err error) {
 	rx := &r.rx
 	r.progressLocked()
-	switch direct := rx.fetch.into.buf != nil; {
-	case direct && rx.phase != closed:
+	switch {
+	case rx.fetch.into.buf != nil:
 		return r.directDoneLocked()
-	case !direct && rx.phase == closed:
+	case rx.phase == closed:
 		return 0, r.streamEndLocked()
 	}
-	return 0, nil // see brokenDirect; or a loan has to end first, and until then the peer is answered
+	return 0, nil // a loan has to end first, and until then the peer is answered
 }
 
-// takeLocked handles the event of the last Poll; payload goes straight to p where it can.
-func (r *reading) takeLocked(p []byte) int {
+// receiveEventLocked handles the event of the last Poll; payload goes straight to p where it can.
+func (r *reading) receiveEventLocked(p []byte) int {
 	rx := &r.rx
 	if m := rx.ev.Msg; rx.ev.Kind == Message && rx.isNext(m) {
 		h := wire.HeaderOf(m)
@@ -181,8 +182,7 @@ func (r *reading) takeLocked(p []byte) int {
 var errReset = fmt.Errorf("session: the peer reset the connection: %w", syscall.ECONNRESET)
 
 // streamEndLocked returns why nothing more can be read; nil if more may come. An error that
-// breaks the connection is returned each time, even if a Write has returned it: other than
-// with TCP, a stream that was cut never seems to have ended in order.
+// breaks the connection is returned each time, even if a Write has returned it.
 func (r *reading) streamEndLocked() error {
 	err := r.findEndLocked()
 	if err != nil && err != io.EOF && !errors.Is(err, ErrClosed) {
@@ -242,7 +242,7 @@ func (r *reading) directDoneLocked() (int, error) {
 		if rx.fetch.waits() {
 			return 0, nil
 		}
-	} else if rx.fetch.busy() { // see brokenDirect
+	} else if rx.fetch.busy() { // see receive
 		return 0, nil
 	}
 	n := rx.fetch.endDirect()
@@ -266,9 +266,6 @@ func (r *reading) stopDirect() (n int) {
 	defer r.killAfter(r.cfg.CancelTimeout, "a transfer that was cancelled did not end")()
 	r.attempt(&r.rd, func(bool) Events {
 		if n, _ = r.receive(nil); to.buf != nil {
-			n = r.brokenDirect()
-		}
-		if to.buf != nil {
 			return r.readWant()
 		}
 		return 0
@@ -276,28 +273,14 @@ func (r *reading) stopDirect() (n int) {
 	return n
 }
 
-// brokenDirect checks whether the connection has ended while a Read's slice is the
-// target of transfers. If so it aborts the endpoint, which ends them, and returns how many
-// bytes had arrived by then. No lock but rd.op may be held.
-func (r *reading) brokenDirect() int {
-	broken := false
-	r.lockRx()
+// directBrokenLocked reports whether the connection has ended while transfers to a Read's slice
+// are under way.
+func (r *reading) directBrokenLocked() bool {
 	f := &r.rx.fetch
-	switch {
-	case f.into.buf == nil:
-	case r.rx.phase == closed:
-		broken = true
-	case r.over() != nil:
-		// Events that came since the last poll, by this Read or any other call, may have
-		// ended them. If there are more than one call takes, the Read polls again.
-		broken = r.progressLocked() < progressMost && f.busy()
+	if f.into.buf == nil || r.over() == nil {
+		return false
 	}
-	r.unlockRx()
-	if !broken {
-		return 0
-	}
-	r.kill(errMidTransfer)
-	r.lockRx()
-	defer r.unlockRx()
-	return r.rx.fetch.endDirect()
+	// Events that came since the last poll may have ended them. If there are more than one call
+	// takes, the Read polls again.
+	return r.progressLocked() < progressMost && f.busy()
 }

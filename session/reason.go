@@ -15,7 +15,7 @@ const (
 	ReasonNotServed                 // no provider serves the destination's address
 	ReasonNoListener                // no SAN listener is there
 	ReasonOwner                     // the process that answered does not own the TCP listener
-	ReasonVersion                   // the other end speaks another version
+	ReasonVersion                   // the other end has another version of the protocol
 	ReasonTimeout                   // no answer within the bound
 	ReasonUnreachable               // the SAN does not reach the destination
 	ReasonRemembered                // not used any more

@@ -19,7 +19,7 @@ type receiver struct {
 	ev    Event
 	phase phase
 	end   ending
-	use   use
+	gone  bool // this end has closed: what comes is dropped, with FlagGone to the peer
 	loan  loan
 	cut   bool // the last message with payload was not the end of its Write
 
@@ -39,14 +39,14 @@ type phase uint8
 const (
 	negotiating phase = iota // Negotiate alone may poll
 	running
-	ended  // the connection is over: what had come is still read
+	over   // the connection is over: what had come is still read
 	closed // the endpoint is, or is about to be
 )
 
 func (p *phase) reach(next phase) { *p = max(*p, next) }
 
 // ending is how the peer's stream has ended: nothing with a place in it follows. See
-// receiver.ended.
+// receiver.endedByPeer.
 type ending uint8
 
 const (
@@ -54,15 +54,6 @@ const (
 	byShutdown        // the peer still reads, and notes may come
 	byClose           // or by Abort behind Shutdown
 	byAbort           // cut
-)
-
-// use is what becomes of what comes: see receiver.discard.
-type use uint8
-
-const (
-	toRead    use = iota
-	toDiscard     // it will not be read, after CloseRead
-	toRefuse      // … after Close, with FlagGone to the peer
 )
 
 // loan is whether the application reads the front bytes where they lie.
@@ -78,7 +69,17 @@ const (
 type receiverDo struct {
 	due
 	control []wire.Control // to be sent
-	close   exposed        // its access is to be revoked, and its memory given back
+	long    bool           // an event took as long as a look may
+	revoke  exposed        // its access is to be revoked, and its memory given back
+}
+
+// count counts an event of a look.
+func (do *receiverDo) count(events int) int {
+	if do.long {
+		do.long = false
+		return progressMost
+	}
+	return events + 1
 }
 
 func (do *receiverDo) send(c wire.Control) { do.control = append(do.control, c) }
@@ -108,7 +109,6 @@ func (rx *receiver) keep() {
 // is taken up.
 func (rx *receiver) payload(h wire.Header, m []byte) {
 	if rx.end != notYet || rx.fetch.open != nil {
-		rx.msgs.Drop()
 		rx.do.violation("payload behind the end of the stream, or behind an open offer")
 		return
 	}
@@ -119,17 +119,15 @@ func (rx *receiver) payload(h wire.Header, m []byte) {
 		n, ok := rx.inbox.fill(m)
 		rx.stats.bufferedBytes += uint64(n)
 		if !ok {
-			rx.msgs.Drop()
-		} else if rx.arrived(h, true); rx.use != toRead && rx.loan == noLoan { // else when the loan ends
-			rx.inbox.read(n)
+			return
+		}
+		if rx.arrived(h, true); rx.gone && rx.loan == noLoan { // else when the loan ends
+			rx.inbox.countRead(n)
 		}
 	default:
 		if err := rx.fetch.offered(m); err != nil {
-			rx.msgs.Drop()
 			rx.do.violation("%v", err)
-		} else if rx.arrived(h, true); rx.use != toRead {
-			rx.advanceOffer()
-		} else {
+		} else if rx.arrived(h, true); !rx.gone {
 			rx.fetch.waiting.push(rx.fetch.open)
 		}
 	}
@@ -138,7 +136,7 @@ func (rx *receiver) payload(h wire.Header, m []byte) {
 // arrived keeps a message of the stream unless it will not be read.
 func (rx *receiver) arrived(h wire.Header, bytes bool) {
 	rx.cut = h.Flags&wire.FlagMore != 0
-	if rx.use != toRead || !bytes {
+	if rx.gone || !bytes {
 		rx.drop()
 		return
 	}
@@ -146,9 +144,9 @@ func (rx *receiver) arrived(h wire.Header, bytes bool) {
 	rx.do.wake = true
 }
 
-// ended handles the end of the peer's stream; unless t is Shutdown, the peer has closed as
+// endedByPeer handles the end of the peer's stream; unless t is Shutdown, the peer has closed as
 // well.
-func (rx *receiver) ended(t wire.Type) (ok bool) {
+func (rx *receiver) endedByPeer(t wire.Type) (ok bool) {
 	if rx.end == byShutdown && t == wire.TypeShutdown || rx.end >= byClose || rx.fetch.open != nil {
 		rx.do.violation("a message of type %d out of place", t)
 		return false
@@ -169,9 +167,9 @@ func (rx *receiver) ended(t wire.Type) (ok bool) {
 }
 
 // isNext reports whether the bytes of m, the message of the last Poll, are the next that
-// Read takes, as nothing waits before them.
+// Read takes. Nothing waits before them, so no offer is open.
 func (rx *receiver) isNext(m []byte) bool {
-	return len(m) > wire.HeaderLen && wire.TypeOf(m) == wire.TypeData && rx.end == notYet && rx.use == toRead && rx.fetch.open == nil
+	return len(m) > wire.HeaderLen && wire.TypeOf(m) == wire.TypeData && rx.end == notYet
 }
 
 // straight takes the bytes of m, the message of the last Poll, and returns how many it
@@ -204,7 +202,7 @@ func (rx *receiver) next() []byte {
 			return nil
 		}
 		f := &rx.front
-		if f.msg == nil && !rx.openFront() {
+		if f.msg == nil && !rx.parseFront() {
 			return nil
 		}
 		if f.fill > 0 {
@@ -217,8 +215,8 @@ func (rx *receiver) next() []byte {
 	}
 }
 
-// openFront reads the bounds of the oldest kept message.
-func (rx *receiver) openFront() bool {
+// parseFront reads the bounds of the oldest kept message.
+func (rx *receiver) parseFront() bool {
 	f := &rx.front
 	m := rx.msgs.Front()
 	h, err := wire.ParseHeader(m)
@@ -256,7 +254,7 @@ func (rx *receiver) advance(n int) {
 		if f.fill == 0 {
 			rx.releaseFront()
 		}
-		rx.inbox.read(int64(n))
+		rx.inbox.countRead(int64(n))
 		return
 	}
 	if f.off += n; f.off == len(f.msg) {
@@ -283,14 +281,11 @@ func (rx *receiver) unread() bool { return rx.kept > 0 || !rx.fetch.cur.consumed
 
 // discard makes sure that nothing more is kept, and gives back what is unread, unless it
 // is lent: then the end of the loan does.
-func (rx *receiver) discard(to use) {
-	if rx.phase == closed {
+func (rx *receiver) discard() {
+	if rx.phase == closed || rx.gone {
 		return
 	}
-	before := rx.use
-	if rx.use = max(before, to); before != toRead {
-		return
-	}
+	rx.gone = true
 	if rx.loan == noLoan {
 		rx.discardKept()
 	}
@@ -303,7 +298,7 @@ func (rx *receiver) discardKept() {
 		rx.msgs.Release()
 		rx.credits.DealtWith()
 	}
-	rx.inbox.read(rx.inbox.unread())
+	rx.inbox.countRead(rx.inbox.unread())
 	rx.fetch.forget(false)
 }
 
@@ -316,7 +311,7 @@ func (rx *receiver) endLoan(n int) (err error) {
 		rx.stats.bytes += uint64(n)
 		rx.stats.loanBytes += uint64(n)
 	}
-	if rx.use != toRead {
+	if rx.gone {
 		rx.discardKept()
 	}
 	return err

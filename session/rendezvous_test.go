@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"syscall"
 	"testing"
 	"time"
 
@@ -317,5 +318,16 @@ func TestAWriteRevokesItsMemory(t *testing.T) {
 				t.Errorf("%d pieces of memory are exposed behind a Write", got)
 			}
 		}
+	})
+}
+
+// An offer that ends because nobody reads any more is a reset, without another word of the peer.
+func TestAnOfferThatNobodyReadsIsAReset(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, byRead, session.Config{})
+		w := goWrite(s, pattern(100_000))
+		m := p.expect(tOfferRead)
+		p.send(tReadDone, 2, u64(uint64(le.Uint32(m[header:])), 0)...)
+		wantErr(t, "Write", within(t, w).err, syscall.ECONNRESET)
 	})
 }

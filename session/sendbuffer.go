@@ -7,8 +7,8 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// sendBuffer is the buffer of this end's direction where the provider is none: a ring of bytes
-// that Writes have copied to memory of the provider, on their way to the peer (D8). RDMA
+// sendBuffer is the buffer of this end's direction, where the endpoint is no ring itself: a ring of
+// bytes that Writes have copied to memory of the provider, on their way to the peer (D8). RDMA
 // writes take them to the peer's inbox (inbox.go), another ring, and the Fill after each
 // announces them; their place in the stream is that of the Fill. It is opened once the peer
 // has an inbox, and given back with that.
@@ -29,12 +29,11 @@ type sendBuffer struct {
 	short   bool       // … for the inbox or the send buffer itself, rather than for registering it
 	without int        // bytes of Writes that an inbox would have served, since there was one
 
-	writes  queue[int]    // lengths of RDMA writes under way
-	reads   *atomic.Int32 // how many RDMA reads are, of the receiver
-	blocked atomic.Bool   // the queue was full: no RDMA write is tried before one, or a read, has completed
-	inWrite bool          // a Write goes on after the end of the send buffer
-	full    bool          // a Write waits until a good part of it is free
-	resting bool          // the timer of Session.leaveIfIdle runs
+	writes    fifo[int]     // lengths of RDMA writes under way
+	reads     *atomic.Int32 // how many RDMA reads are, of the receiver
+	queueFull atomic.Bool   // the queue was full: no RDMA write is tried before one, or a read, has completed
+	inWrite   bool          // a Write goes on after the end of the send buffer
+	resting   bool          // the timer of Session.leaveIfIdle runs
 }
 
 // bufferState is how far the send buffer has come: none → asked (wantInbox) → granted, or none
@@ -56,9 +55,6 @@ const (
 	// something is on its way while the last part is copied.
 	copyLeast = 128 << 10
 	copyMost  = 512 << 10
-	// 1/shareFree of a full send buffer has to be free before a Write goes on: waking it
-	// for a few bytes costs more than sending them.
-	shareFree = 4
 	// skipShort is how many Writes do without a send buffer after memory ran out here
 	// or at the peer; skipLong after it could not be registered, as each attempt costs the
 	// process all its idle registrations.
@@ -73,22 +69,16 @@ func (o *sendBuffer) unsent() int { return int(o.tail - o.sent) }
 
 func (o *sendBuffer) used() int { return int(o.tail - o.written) }
 
-func (o *sendBuffer) room() int { return len(o.buf) - o.used() }
-
-// open reports whether it takes bytes, which leave by RDMA.
-func (o *sendBuffer) open() bool { return o.state == bufferOpen }
+func (o *sendBuffer) unused() int { return len(o.buf) - o.used() }
 
 // copyIn copies bytes from the front of p, and returns how many; more: the Write goes on after p.
 func (o *sendBuffer) copyIn(p []byte, more bool) int {
-	if !o.open() {
+	if o.state != bufferOpen {
 		return 0
 	}
-	n := min(len(p), max(copyLeast, min(copyMost, int(o.sent-o.written), len(p)/2)))
-	if room := o.room(); room < n || o.full {
-		if o.full = room < len(o.buf)/shareFree; o.full {
-			return 0
-		}
-		n = min(n, room)
+	n := min(len(p), o.unused(), max(copyLeast, min(copyMost, int(o.sent-o.written), len(p)/2)))
+	if n == 0 {
+		return 0
 	}
 	at := int(o.tail % int64(len(o.buf)))
 	copy(o.buf, p[copy(o.buf[at:], p[:n]):n])
@@ -97,12 +87,9 @@ func (o *sendBuffer) copyIn(p []byte, more bool) int {
 	return n
 }
 
-// free returns room behind the tail, up to most bytes; nil: there is none.
-func (o *sendBuffer) free(most int) []byte {
-	if o.used() == 0 {
-		o.written, o.sent, o.tail = 0, 0, 0 // the longest piece
-	}
-	n := min(most, o.room())
+// contiguousRoom returns room behind the tail, in one piece, up to most bytes; nil: there is none.
+func (o *sendBuffer) contiguousRoom(most int) []byte {
+	n := min(most, o.unused())
 	if n == 0 {
 		return nil
 	}
@@ -120,13 +107,10 @@ func (o *sendBuffer) next() []byte {
 // flags are those of a message with the bytes before sent.
 func (o *sendBuffer) flags() uint8 { return wire.More(o.unsent() > 0 || o.inWrite) }
 
-// wakeForRoom has a waiting Write go on if there is enough room.
-func (o *sendBuffer) wakeForRoom(do *due) { do.wake = do.wake || o.room() >= len(o.buf)/shareFree }
-
-// release closes it, and returns its memory.
-func (o *sendBuffer) release() (buf []byte) {
+// reset empties it, and returns its memory.
+func (o *sendBuffer) reset() (buf []byte) {
 	buf = o.buf
-	o.state, o.buf, o.full = bufferNone, nil, false
+	o.state, o.buf = bufferNone, nil
 	o.written, o.sent, o.tail = 0, 0, 0
 	return buf
 }
@@ -159,7 +143,6 @@ func (t *sender) bufferToMessage() bool {
 	o.sent += int64(n)
 	o.written += int64(n)
 	t.commitMessage(room, wire.TypeData, o.flags(), wire.HeaderLen+n)
-	o.wakeForRoom(&t.do)
 	return true
 }
 
@@ -170,7 +153,7 @@ func (t *sender) bufferToInbox() bool {
 	b := o.next()
 	to := int(o.filled % int64(o.inbox.Len))
 	n := min(len(b), int(o.inbox.Len)-to, int(o.inbox.Len)-int(o.filled-o.emptied), t.plan.maxRDMA)
-	if n == 0 || o.blocked.Load() {
+	if n == 0 || o.queueFull.Load() {
 		return false
 	}
 	room := t.room(wire.FillLen-wire.HeaderLen, wire.FillLen-wire.HeaderLen)
@@ -180,8 +163,8 @@ func (t *sender) bufferToInbox() bool {
 	if err := t.mem.Write(b[:n], o.inbox, to, 0); err != nil {
 		t.msgs.Commit(0)
 		if err == ErrWouldBlock {
-			o.blocked.Store(true) // before it looks at the reads, as handleLocked looks after counting them
-			o.blocked.Store(o.writes.len() > 0 || o.reads.Load() > 0)
+			o.queueFull.Store(true) // before it looks at the reads, as handleLocked looks after counting them
+			o.queueFull.Store(o.writes.len() > 0 || o.reads.Load() > 0)
 			return false
 		}
 		o.state = bufferPlain // it may have been unregistered in favor of others
@@ -200,7 +183,7 @@ func (t *sender) bufferToInbox() bool {
 func (t *sender) writeCompleted(err error) {
 	o := &t.buffer
 	n, ok := o.writes.pop()
-	o.blocked.Store(false)
+	o.queueFull.Store(false)
 	if !ok {
 		t.do.violation("completion of a write that was not started")
 	}
@@ -209,9 +192,8 @@ func (t *sender) writeCompleted(err error) {
 	}
 	o.written += int64(n)
 	if o.unsent() > 0 {
-		t.flush()
+		t.flush() // as behind Emptied
 	}
-	o.wakeForRoom(&t.do)
 }
 
 // wantInbox requests the peer's inbox if there is none and it pays, for n bytes of a Write
@@ -252,7 +234,7 @@ func (t *sender) leaveInbox() (buf []byte) {
 	if o.skip = 0; o.state == bufferPlain {
 		o.skip, o.short = skipLong, false
 	}
-	buf = o.release()
+	buf = o.reset()
 	o.inbox, o.filled, o.emptied, o.without = Descriptor{}, 0, 0, 0
 	t.queueControl(wire.Plain(wire.TypeLeaveInbox))
 	return buf

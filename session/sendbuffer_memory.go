@@ -21,7 +21,7 @@ func (e *engine) prepareBuffer(n int) {
 			alloc = tx.wantInbox(n)
 		}
 	})
-	e.free(old)
+	e.freeBuffer(old)
 	if alloc {
 		buf := allocBuffer(e.mem, e.plan.bufferSize)
 		e.withSender(func(tx *sender) { tx.openBuffer(buf) })
@@ -55,22 +55,14 @@ func (e *engine) leaveIfIdle(at int64) {
 		e.restBufferLocked(tx)
 	})
 	e.enlistPending()
-	e.free(buf)
+	e.freeBuffer(buf)
 	if alone {
 		e.wr.op.Unlock()
 	}
 }
 
-// freeBuffer gives the memory back, after the endpoint and all operations have ended. A Write
-// that comes too late still looks at the sender.
-func (e *engine) freeBuffer() {
-	var buf []byte
-	e.withSender(func(tx *sender) { buf = tx.buffer.release() })
-	e.free(buf)
-}
-
-// free gives a send buffer back, if there is one.
-func (e *engine) free(buf []byte) {
+// freeBuffer gives a send buffer's memory back, if there is one.
+func (e *engine) freeBuffer(buf []byte) {
 	if buf != nil {
 		e.mem.Free(buf)
 	}

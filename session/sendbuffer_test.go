@@ -592,7 +592,7 @@ func TestAnUnregisteredSendBufferGoesAsPayload(t *testing.T) {
 	})
 }
 
-// A stream that never pauses gives up an sendBuffer that is of no use, too.
+// A stream that never pauses gives up a send buffer that is of no use, too.
 func TestAStreamLeavesAUselessSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, writes, p := failing(t)
@@ -897,4 +897,50 @@ func TestSmallWritesWithoutCreditGoThroughTheSendBuffer(t *testing.T) {
 			t.Errorf("%d bytes in messages, %d in %d Fills, or wrong ones", len(got), len(rest), fills)
 		}
 	})
+}
+
+// What is in the send buffer goes on while a Read copies a long offer in one look.
+func TestTheSendBufferGoesOnBesideALongRead(t *testing.T) {
+	for name, tt := range map[string]struct {
+		inbox, size int
+		emptied     bool
+	}{
+		"the inbox was full": {30_000, 40_000, true},
+		"the queue was full": {200_000, 120_000, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				cfg := buffered
+				cfg.OfferFrom = 1 << 30 // a Read's slice does not pay
+				e := new(slowLooks)
+				s, _, p := negotiatedOn(t, cfg, session.Config{}, func(inner *twin.Endpoint) session.Endpoint {
+					e.Endpoint = inner
+					return e
+				})
+				in := p.open(s, tt.inbox)
+				large := make([]byte, 16<<20)
+				d, err := p.Expose(large, session.RemoteRead)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r := goRead(s, make([]byte, len(large)))
+				waits(t, "Read", r)
+				e.on.Store(true)
+				defer within(t, r) // who waits for a look that naps keeps time from passing
+				p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+				nap(time.Millisecond)
+				writeAll(t, s, pattern(tt.size), 10_000)
+				if tt.emptied {
+					in.read(tt.inbox)
+					in.emptied()
+					in.read(tt.size - tt.inbox)
+				} else {
+					in.read(tt.size)
+				}
+				if len(r) > 0 {
+					t.Error("it waited for the Read")
+				}
+			})
+		})
+	}
 }

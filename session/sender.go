@@ -32,7 +32,7 @@ type sender struct {
 	offer   outOffer
 	do      due // wake: of a Write
 	stats   traffic
-	carried uint64 // messages but control: see core.taken
+	carried uint64 // messages but control: see core.peerProgress
 }
 
 // lastMessage ends the stream, behind all bytes.
@@ -54,7 +54,7 @@ const minFragment = 2 << 10
 // docs/PROTOCOL.md, Credits).
 const controlMost = 2 * ControlReserve
 
-// controlQueue wait in their order.
+// controlQueue has the control messages that wait, in their order.
 type controlQueue struct {
 	list   []wire.Control // at most controlMost
 	credit bool           // a Credit message, behind them
@@ -83,7 +83,7 @@ func (o *controlQueue) replace(c *wire.Control) bool {
 
 // credit is how many more messages may be sent.
 func (t *sender) credit() int {
-	left, err := t.credits.Left()
+	left, err := t.credits.Available()
 	if err != nil {
 		t.do.violation("%w", err)
 	}
@@ -100,15 +100,15 @@ func (t *sender) pending() bool {
 
 // cutWaits reports whether the peer is to be sent that the stream is cut here: not before
 // Negotiate, nor behind the last message.
-func (t *sender) cutWaits() bool { return t.cutDue && t.plan.maxMsg > 0 && t.open() }
+func (t *sender) cutWaits() bool { return t.cutDue && t.plan.maxMsg > 0 && t.writable() }
 
-// open reports whether bytes can still be written.
-func (t *sender) open() bool { return !t.closed && t.last.typ == 0 }
+// writable reports whether bytes can still be written.
+func (t *sender) writable() bool { return !t.closed && t.last.typ == 0 }
 
 // mayWrite reports whether bytes may be written now, behind what waits, which is sent as far
 // as there is room.
 func (t *sender) mayWrite() bool {
-	if !t.open() || t.reserved != nil {
+	if !t.writable() || t.reserved != nil {
 		return false
 	}
 	if t.pending() {
@@ -120,11 +120,11 @@ func (t *sender) mayWrite() bool {
 // trySend takes bytes from the front of p: into a message, or into the send buffer. It returns how
 // many; 0: there is no room now.
 func (t *sender) trySend(p []byte, more bool) int {
-	if len(p) == 0 || !t.mayWrite() {
+	if !t.mayWrite() {
 		return 0
 	}
 	// Nothing in the send buffer is before them, and it is not open, or not for so few.
-	if o := &t.buffer; o.unsent() == 0 && !(o.open() && len(p) >= t.plan.bufferFrom) {
+	if o := &t.buffer; o.unsent() == 0 && !(o.state == bufferOpen && len(p) >= t.plan.bufferFrom) {
 		if n := t.tryMessage(p, min(len(p), minFragment), more); n > 0 {
 			return n
 		}
@@ -152,9 +152,9 @@ func (t *sender) tryWhole(p []byte) bool {
 	case !t.mayWrite():
 		return false
 	case t.buffer.unsent() > 0:
-		return t.buffer.room() >= len(p) && t.intoBuffer(p, false) > 0 // there is room: all of it, or nothing
+		return t.buffer.unused() >= len(p) && t.intoBuffer(p, false) > 0 // there is room: all of it, or nothing
 	}
-	return !t.pending() && t.tryMessage(p, len(p), false) > 0
+	return t.tryMessage(p, len(p), false) > 0
 }
 
 // intoBuffer copies bytes from the front of p to the send buffer, and returns how many.
@@ -269,7 +269,7 @@ func (t *sender) flush() {
 	}
 	t.control.list = slices.Delete(t.control.list, 0, sent)
 	t.drainBuffer()
-	if t.cutWaits() && t.reserved == nil && len(t.control.list) == 0 && t.buffer.unsent() == 0 {
+	if t.cutWaits() && t.reserved == nil { // on a ring, so there is no send buffer
 		if room := t.room(0, 0); room != nil {
 			t.commitMessage(room, wire.TypeData, wire.FlagMore, wire.HeaderLen)
 		}
@@ -278,18 +278,12 @@ func (t *sender) flush() {
 		c := wire.Plain(t.last.typ)
 		t.last.sent = t.send(&c)
 	}
-	t.control.credit = false
-	if t.credits.Due() {
-		c := wire.Plain(wire.TypeCredit)
-		t.control.credit = !t.send(&c)
-	}
+	c := wire.Plain(wire.TypeCredit)
+	t.control.credit = t.credits.Due() && !t.send(&c)
 }
 
 // finish queues the last message behind all that was written.
 func (t *sender) finish(last wire.Type) {
-	if t.closed || t.last.closes() {
-		return
-	}
 	if t.last.typ != last {
 		t.last = lastMessage{typ: last}
 	}
@@ -299,7 +293,7 @@ func (t *sender) finish(last wire.Type) {
 // urgentMessage sends urgent data: in data's room or, once while data is blocked, in the
 // room that is held back for control.
 func (t *sender) urgentMessage(p []byte) bool {
-	if !t.open() {
+	if !t.writable() {
 		return false
 	}
 	if t.reservedMessage == nil {
@@ -323,8 +317,8 @@ func (t *sender) reserveRoom(most int) []byte {
 		return nil
 	}
 	switch {
-	case t.buffer.open():
-		t.reserved = t.buffer.free(most)
+	case t.buffer.state == bufferOpen:
+		t.reserved = t.buffer.contiguousRoom(most)
 	case t.buffer.unsent() == 0:
 		if room := t.room(min(most, minFragment), most); room != nil {
 			t.reserved, t.reservedMessage = room[wire.HeaderLen:], room
@@ -339,7 +333,7 @@ func (t *sender) endLoan(n int) (ok bool) {
 	reserved, room := t.reserved, t.reservedMessage
 	t.reserved, t.reservedMessage = nil, nil
 	t.do.wake = true
-	if ok = t.open(); !ok {
+	if ok = t.writable(); !ok {
 		n = 0
 	}
 	t.stats.loanBytes += uint64(n)
@@ -354,7 +348,6 @@ func (t *sender) endLoan(n int) (ok bool) {
 		t.buffer.tail += int64(n)
 		t.buffer.inWrite = false
 		t.stats.bytes += uint64(n)
-		t.drainBuffer()
 	}
 	t.flush()
 	return ok

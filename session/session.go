@@ -3,14 +3,17 @@
 // memory. It uses neither devices nor net.Conn: sanconn uses it from above,
 // and the providers implement Endpoint below it.
 //
+// New makes a Session around an endpoint that a provider has connected. Negotiate comes
+// next; Read, Write and the like after it; Close or Abort at the end, in any state.
+//
 // A Write (write.go) puts its bytes into a message or the send buffer, or offers the memory they
 // lie in; Reserve (loan.go) lends the memory instead, and the caller fills it. The sender
 // (sender.go, sendbuffer.go, offer.go) keeps what goes to the peer, in its order. The engine
 // (progress.go) takes what has come from the endpoint to the receiver (receiver.go, inbox.go,
 // inoffer.go, fetch.go), from which a Read (read.go) copies, or Peek lends. These parts
-// neither lock nor wait: core does, the latter in one place (await.go). Messages are
-// encoded in internal/wire, credits counted in internal/credit, and internal/spin decides
-// how a wait polls. The idle poller (idle.go) polls while no Read or Write does.
+// neither lock nor wait: core has the locks, and the engine waits, in one place (await.go).
+// Messages are encoded in internal/wire, credits counted in internal/credit, and internal/spin
+// decides how a wait polls. The idle poller (idle.go) polls while no Read or Write does.
 //
 // It is exported to the library's other parts: versions keep nothing of it for programs
 // (docs/COMPATIBILITY.md).
@@ -26,9 +29,9 @@ import (
 // Session is one end of a connection. All methods are safe for concurrent use;
 // Reads are served one at a time, and so are Writes.
 //
-// It is made of layers, each of which uses those below it: core has the state, the locks
-// and the wait; engine takes what comes from the endpoint and does what that makes due;
-// reading and writing are the operations; Session begins and ends it all.
+// It is made of layers, each of which uses those below it: core has the state and the locks;
+// engine takes what comes from the endpoint, does what that makes due, and waits; reading and
+// writing are the operations; Session begins and ends it all.
 type Session struct {
 	*engine
 	reading
@@ -41,8 +44,8 @@ type Session struct {
 	began time.Time
 	who   atomic.Pointer[func() string] // see Name
 
-	endMu   sync.Mutex // held while Debug describes the endpoint
-	retired bool       // it has gone, or is about to; guarded by endMu
+	epMu    sync.Mutex // held while Debug describes the endpoint
+	retired bool       // the endpoint has gone, or is about to; guarded by epMu
 }
 
 // reading are the operations of the peer's direction, writing those of this end's.

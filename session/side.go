@@ -21,21 +21,21 @@ type side struct {
 	sleeper Sleeper     // nil: the endpoint is none
 	asleep  atomic.Bool // in Sleep
 
-	since         atomic.Int64 // when the wait fell asleep, after start; 0: it has not
+	since         atomic.Int64 // when the wait fell asleep, after processStart; 0: it has not
 	sleeps, polls atomic.Uint64
 }
 
 const (
 	stInterrupted = 1 << iota // by InterruptRead, InterruptWrite
-	stShut                    // this direction was closed here
+	stShut                    // wr only: by CloseWrite
 	stClosed                  // the session was closed here
 	stPeerClosed              // wr only: the peer no longer reads
 	stTaken                   // by the layer above
 	stPeerReset               // … and has left bytes unread
 )
 
-// stop is why the operation has to end. Its caller has op.
-func (sd *side) stop() uint32 { return sd.state.Load() &^ sd.ignores.Load() }
+// stopBits are why the operation has to end. Its caller has op.
+func (sd *side) stopBits() uint32 { return sd.state.Load() &^ sd.ignores.Load() }
 
 // begin begins an operation, once those before it have ended; it ends with op.Unlock.
 func (sd *side) begin() {

@@ -12,7 +12,7 @@ import (
 // check holds what happened against what may happen.
 func (m *sim) check() {
 	for _, v := range m.violations {
-		if v.Kind == twin.RevokedAccess && m.end != orderly && m.end != closeRead {
+		if v.Kind == twin.RevokedAccess && m.end != orderly {
 			continue // the owner of the memory has ended the connection
 		}
 		m.errorf("%v", v)
@@ -46,7 +46,6 @@ func (p *party) checkReading() {
 			p.errorf("%d: %d bytes were read, the position is %d", p.id, p.received, at)
 		}
 		switch {
-		case p.end == closeRead && ended:
 		case p.end == death && !ended:
 			if p.received < sent {
 				p.errorf("%d: EOF after %d bytes of %d", p.id, p.received, sent)
@@ -59,7 +58,7 @@ func (p *party) checkReading() {
 			p.errorf("%d: reading ended with %v", p.id, err)
 		}
 	case errors.Is(err, syscall.ECONNRESET):
-		if p.end == orderly || p.end == lastByte || p.end == closeRead || p.end == cutWire {
+		if p.end == orderly || p.end == lastByte || p.end == cutWire {
 			p.errorf("%d: reading ended with %v", p.id, err)
 		}
 		if p.end == earlyClose && p.received != sent {
@@ -86,7 +85,7 @@ func (p *party) checkWriting() {
 	switch err := p.writeErr; {
 	case err == nil:
 		ok = true
-	case p.end == orderly, p.end == closeRead:
+	case p.end == orderly:
 	case errors.Is(err, session.ErrClosed):
 		ok = ended && (p.end == earlyClose || p.end == earlyAbort)
 	case errors.Is(err, syscall.EPIPE): // whatever it was, another call may have been told

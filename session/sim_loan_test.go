@@ -25,7 +25,7 @@ func (p *party) hold(r *rand.Rand) {
 	case 0, 1:
 		p.rest(r)
 	case 2:
-		if p.id == p.who && (p.end == earlyClose || p.end == earlyAbort || p.end == closeRead) {
+		if p.id == p.who && (p.end == earlyClose || p.end == earlyAbort) {
 			<-p.ended
 			p.rest(r)
 		}

@@ -2,7 +2,6 @@ package session_test
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -102,7 +101,7 @@ func inRealTime(seeds uint64, f func(seed uint64)) {
 type ending int
 
 func (e ending) String() string {
-	return [...]string{"orderly", "close after the last byte", "early close", "early abort", "close of reading", "death", "cut wire"}[e]
+	return [...]string{"orderly", "close after the last byte", "early close", "early abort", "death", "cut wire"}[e]
 }
 
 const (
@@ -110,7 +109,6 @@ const (
 	lastByte               // one closes when it has read all bytes, without looking for the end
 	earlyClose
 	earlyAbort
-	closeRead
 	death
 	cutWire
 	endings
@@ -250,9 +248,6 @@ func (p *party) live() {
 	}
 	both.Wait()
 	close(p.stop)
-	if p.end == closeRead && p.id == p.who {
-		<-p.peer().stop // which would find EPIPE
-	}
 	if p.closed.CompareAndSwap(false, true) {
 		err := p.s.Close()
 		p.logf("%d: Close: %v", p.id, err)
@@ -282,10 +277,6 @@ func (p *party) ends() {
 	case earlyAbort:
 		if p.closed.CompareAndSwap(false, true) {
 			p.s.Abort()
-		}
-	case closeRead:
-		if err := p.s.CloseRead(); err != nil && !errors.Is(err, session.ErrClosed) {
-			p.errorf("CloseRead: %v", err)
 		}
 	case death:
 		p.ep.Kill()

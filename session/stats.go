@@ -19,9 +19,9 @@ type Stats struct {
 
 // traffic is what is counted of one direction, with the lock of its sender or receiver held.
 type traffic struct {
-	bytes, messages, offers              uint64
-	movedBytes, bufferedBytes, loanBytes uint64 // of the bytes: see Stats
-	stalls, noBox, unregistered          uint64
+	bytes, messages, offers               uint64
+	directBytes, bufferedBytes, loanBytes uint64 // of the bytes: see Stats
+	stalls, noBox, unregistered           uint64
 }
 
 // Stats returns a snapshot of the counters.
@@ -36,9 +36,9 @@ func (s *Session) Stats() Stats {
 		BytesSent: out.bytes, BytesReceived: in.bytes,
 		MessagesSent: out.messages, MessagesReceived: in.messages,
 		OffersSent: out.offers, OffersReceived: in.offers,
-		OfferedBytesSent: out.movedBytes + out.bufferedBytes, OfferedBytesReceived: in.movedBytes + in.bufferedBytes,
+		OfferedBytesSent: out.directBytes + out.bufferedBytes, OfferedBytesReceived: in.directBytes + in.bufferedBytes,
 		Stalls: out.stalls, NoBox: out.noBox, Unregistered: out.unregistered + in.unregistered,
-		DirectBytesSent: out.movedBytes, DirectBytesReceived: in.movedBytes,
+		DirectBytesSent: out.directBytes, DirectBytesReceived: in.directBytes,
 		LentBytesSent: out.loanBytes, LentBytesReceived: in.loanBytes,
 	}
 	for _, sd := range s.sides() {

@@ -44,7 +44,7 @@ func (w *writing) TakeWrite() (cut bool) {
 		}
 		return nil
 	})
-	cut, w.cut = w.cut, false
+	cut, w.writeCut = w.writeCut, false
 	return cut
 }
 
@@ -69,13 +69,19 @@ func (r *reading) ReadTaken(p []byte, done func() bool) (int, error) {
 func (r *reading) AwaitTaken(done func() bool) {
 	defer r.rd.asTaker()()
 	r.attempt(&r.rd, func(sure bool) Events {
-		if done() || r.rd.stop() != 0 || r.over() != nil {
+		if done() || r.rd.stopBits() != 0 || r.over() != nil {
 			return 0
 		}
 		r.progress(sure)
 		return r.readWant()
 	})
-	r.noteEnd() // with the notes before it, which may not have been taken yet
+	r.notifyEnd() // with the notes before it, which may not have been taken yet
+}
+
+// MostLeft bounds the bytes of the peer's stream that are unread once the peer has stopped, where there
+// is no ring: what this end has room for, and the peer's send buffer.
+func (r *reading) MostLeft() uint64 {
+	return uint64(r.bounds.budget) + uint64(chunkFloor+r.bounds.inbox+r.lim.Window*r.lim.MaxMessage+mostBuffer)
 }
 
 // LookAgain has AwaitTaken and ReadTaken call done. It does not block.
@@ -95,24 +101,7 @@ func (s *Session) Over() error { return s.over() }
 
 // Withdraw takes a session back that its peer has not taken: then it is to be aborted. It returns
 // false if the peer has taken it, or may yet: see Withdrawer.
-func (s *Session) Withdraw() bool { return s.withdrawer != nil && s.withdrawer.Withdraw() }
-
-// Delivered reports, of a session that was closed, whether the peer has all that was written,
-// or will have it though this process ends. A peer that has closed in order, too, which it does
-// only when it has read the whole stream, may have gone before it could confirm that.
-func (s *Session) Delivered() bool {
-	if !s.kind.acks || s.acked.Load() {
-		return true
-	}
-	s.rxMu.Lock()
-	defer s.rxMu.Unlock()
-	return s.rx.end == byClose
-}
-
-// Fail ends the connection at once, because the peer has broken a protocol of the layer
-// above. It returns the error that operations find.
-func (s *Session) Fail(err error) error {
-	err = brokeProtocol(err)
-	s.kill(err)
-	return err
+func (s *Session) Withdraw() bool {
+	w, ok := s.provider.(Withdrawer)
+	return ok && w.Withdraw()
 }

@@ -164,17 +164,12 @@ func (m tracedMemory) Write(from []byte, to Descriptor, off int, id uint32) erro
 	return err
 }
 
-// String returns the rights' names.
+// String returns the name of the one of these rights that a session exposes memory with.
 func (r Rights) String() string {
-	switch r {
-	case RemoteRead:
+	if r == RemoteRead {
 		return "read"
-	case RemoteWrite:
-		return "write"
-	case RemoteRead | RemoteWrite:
-		return "read|write"
 	}
-	return "none"
+	return "write"
 }
 
 // Name has the trace and Debug show which connection the session carries. who is called when

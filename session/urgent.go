@@ -25,7 +25,7 @@ func (w *writing) WriteUrgent(p []byte) (n int, err error) {
 	w.attempt(&w.ur, func(sure bool) Events {
 		w.progress(sure)
 		if st := w.wr.state.Load(); st != 0 {
-			err = writeState(st)
+			err = stopError(st)
 			return 0
 		}
 		if w.failure.Load() == nil {
@@ -49,7 +49,6 @@ func (e *engine) urgentLocked(m []byte) {
 	rx := &e.rx
 	payload := m[wire.HeaderLen:]
 	if len(payload) == 0 {
-		e.ep.Drop()
 		rx.do.violation("urgent data of no bytes")
 		return
 	}

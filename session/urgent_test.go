@@ -206,3 +206,66 @@ func TestAnUrgentWriteEndsAsThePeerCloses(t *testing.T) {
 		}
 	})
 }
+
+// A session by which nothing but urgent data has gone is listened to behind a WriteUrgent that found room
+// as it was about to sleep: the peer's notes, and its end, come while nobody reads or writes.
+func TestHeardBehindAnUrgentWriteThatWaited(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		cfg.QueueBytes = 8 << 10
+		scfg, notes := noted()
+		e := &lateArm{}
+		s, _, p := negotiatedOn(t, cfg, scfg, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		waited := false
+		e.before(func() { // there is no room, or credit
+			waited = true
+			for p.recv() != nil {
+			}
+			p.send(tCredit, 0)
+			pass(4 * latency)
+		})
+		for !waited {
+			if x := within(t, goUrgent(s)); x.err != nil {
+				t.Fatal(x.err)
+			}
+		}
+		pass(time.Second)
+		p.send(tNote, 0, 'n')
+		wantNote(t, notes, "n")
+	})
+}
+
+// A WriteUrgent that waits ends with this end's direction.
+func TestAnUrgentWriteEndsWithItsDirection(t *testing.T) {
+	for name, end := range map[string]func(*session.Session){
+		"CloseWrite": func(s *session.Session) { s.CloseWrite() },
+		"Close":      func(s *session.Session) { s.Close() },
+		"Abort":      (*session.Session).Abort,
+	} {
+		inBubble(t, func(t *testing.T) {
+			s, _, p := negotiated(t, messages, session.Config{}) // a peer that gives no credit
+			w := goWrite(s, pattern(1<<20))
+			pass(time.Second)
+			if r := within(t, goUrgent(s)); r.err != nil { // by a credit for control
+				t.Fatal(r.err)
+			}
+			u := goUrgent(s)
+			waits(t, "WriteUrgent", u)
+			for range session.ControlReserve { // the answers use the other credits up: no Shutdown leaves, either
+				p.send(tPing, 0)
+			}
+			pass(time.Second)
+			go end(s)
+			pass(time.Second)
+			select {
+			case r := <-u:
+				wantErr(t, name, r.err, session.ErrClosed)
+			default:
+				t.Errorf("%s: WriteUrgent waits", name)
+			}
+			within(t, w)
+		})
+	}
+}

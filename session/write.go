@@ -20,7 +20,6 @@ func (w *writing) Write(p []byte) (int, error) {
 	w.wr.begin()
 	n, err := w.writeHeld(p, false)
 	n, err = w.outcome(n, len(p), err)
-	err = w.orCut(n, len(p), err)
 	w.enlistPending()
 	w.wr.op.Unlock()
 	return n, err
@@ -65,17 +64,7 @@ func (w *writing) WriteBuffers(v [][]byte) (n int64, err error) {
 		v = v[count:]
 	}
 	done, err := w.outcome(int(n), size, err)
-	return int64(done), w.orCut(done, size, err)
-}
-
-// orCut is the error of a Write of size bytes that took n: ErrCut in the place of ErrTaken, if
-// that has cut it in its middle.
-func (w *writing) orCut(n, size int, err error) error {
-	if err != ErrTaken || n == 0 || n == size {
-		return err
-	}
-	w.cut = true
-	return ErrCut
+	return int64(done), err
 }
 
 // packable is how many slices from the front fit into one message of moderate size.
@@ -100,8 +89,8 @@ func (w *writing) sendPacked(v [][]byte, more bool) (n int) {
 
 // writeHeld is Write, for the holder of wr.op; more: the Write goes on after p.
 func (w *writing) writeHeld(p []byte, more bool) (n int, err error) {
-	if st := w.wr.stop(); st != 0 {
-		return 0, writeState(st)
+	if st := w.wr.stopBits(); st != 0 {
+		return 0, stopError(st)
 	}
 	w.enlist()
 	if len(p) == 0 {
@@ -109,7 +98,10 @@ func (w *writing) writeHeld(p []byte, more bool) (n int, err error) {
 		return 0, w.writeBlocked()
 	}
 	if w.plan.large(len(p)) && w.pays(p) {
-		if n, err = w.writeOffered(p, more); n == len(p) || err != nil {
+		if n = w.writeOffered(p, more); n == len(p) {
+			return n, nil
+		}
+		if err = w.writeBlocked(); err != nil { // no inbox for what is not written
 			return n, err
 		}
 	}
@@ -121,7 +113,7 @@ func (w *writing) writeHeld(p []byte, more bool) (n int, err error) {
 func (w *writing) writeCopied(p []byte, n int, more bool) (int, error) {
 	var err error
 	copied := func() bool {
-		return w.wr.stop() == 0 && w.withRoom(func(tx *sender) bool {
+		return w.wr.stopBits() == 0 && w.withRoom(func(tx *sender) bool {
 			k := tx.trySend(p[n:], more)
 			n += k
 			return k > 0
@@ -150,10 +142,11 @@ func (w *writing) withRoom(try func(*sender) bool) (done bool) {
 	return done
 }
 
-// writeWant is what a Write waits for. While a Read looks for what comes, that may be less.
+// writeWant is what a Write waits for. Room in a ring takes no message of the peer's, so these are
+// left to a Read that looks for them.
 func (w *writing) writeWant() Events {
-	if w.rd.op.held() {
-		return w.kind.writeWant
+	if w.ring && w.rd.op.held() {
+		return SendReady
 	}
 	return SendReady | RecvReady
 }
@@ -176,7 +169,7 @@ func (w *writing) until(done func() bool, blocked func() error) (err error) {
 			return 0
 		}
 		if sure {
-			w.noteStarved()
+			w.checkStarved()
 		}
 		return w.writeWant()
 	})
@@ -189,15 +182,15 @@ func (w *writing) until(done func() bool, blocked func() error) (err error) {
 // which a reset is none of its own.
 func (w *writing) writeBlocked() error {
 	err := w.over()
-	st := w.wr.stop()
+	st := w.wr.stopBits()
 	if end := st &^ stShut; end != 0 || err == nil || errors.Is(err, syscall.EPIPE) && st != 0 {
-		return writeState(st)
+		return stopError(st)
 	}
 	return err
 }
 
-// writeState is why a Write has to end; nil: for nothing in the state.
-func writeState(st uint32) error {
+// stopError is why an operation has to end; nil: for nothing in the state.
+func stopError(st uint32) error {
 	switch {
 	case st&stTaken != 0: // first: a late call finds the session closed as well
 		return ErrTaken
@@ -215,17 +208,21 @@ func writeState(st uint32) error {
 	return nil
 }
 
-// outcome is what a Write of size bytes returns that took n and ended with err. It is as with
-// TCP on Linux: a writer learns that the peer has closed in order by the reset that its bytes
-// cause, so the first Write that a send buffer takes succeeds; its bytes are lost, and no
-// position counts them. What breaks the connection is returned once, by Write or Read.
-// Everything later is EPIPE.
+// outcome is what a Write of size bytes returns that took n and ended with err: ErrCut in the place
+// of ErrTaken, if that has cut it in its middle. Else it is as with TCP on Linux: a writer learns
+// that the peer has closed in order by the reset that its bytes cause, so the first Write that a
+// send buffer takes succeeds; its bytes are lost, and no position counts them. What breaks the
+// connection is returned once, by Write or Read. Everything later is EPIPE.
 func (w *writing) outcome(n, size int, err error) (int, error) {
 	if err != nil && err != ErrTaken && w.wr.state.Load()&(stClosed|stInterrupted) == 0 {
 		w.progress(true) // what the peer has sent is more exact than its endpoint's end
 		err = cmp.Or(w.writeBlocked(), err)
 	}
-	if err == nil || err == ErrTaken || errors.Is(err, ErrClosed) || errors.Is(err, ErrInterrupted) {
+	switch {
+	case err == ErrTaken && n > 0:
+		w.writeCut = true
+		return n, ErrCut
+	case err == nil || err == ErrTaken || errors.Is(err, ErrClosed) || errors.Is(err, ErrInterrupted):
 		return n, err
 	}
 	unaware := n == 0 && size <= w.cfg.SendBudget && w.unaware(err)

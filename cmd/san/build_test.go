@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -370,6 +371,18 @@ func init() {
 			t.Errorf("the defaults of GODEBUG are not those of this Go:\n%s", out)
 		}
 	})
+	t.Run("files", func(t *testing.T) {
+		dir := t.TempDir()
+		write(t, filepath.Join(dir, "go.mod"), "module example.com/files\n\ngo 1.26\n")
+		write(t, filepath.Join(dir, "main.go"), "package main\n\nimport (\n\t\"fmt\"\n\t\"os\"\n)\n\nfunc main() { fmt.Println(os.Args[1:]) }\n")
+		if out := sanIn(t, dir, "run", "main.go", "two", "arguments"); out != "[two arguments]\n" {
+			t.Errorf("a program of a file, with arguments: %s", out)
+		}
+		write(t, filepath.Join(dir, "lib.go"), "package lib\n")
+		write(t, filepath.Join(dir, "lib_test.go"), "package lib\n\nimport \"testing\"\n\nfunc TestLib(*testing.T) {}\n")
+		sanIn(t, dir, "build", "lib.go") // to which nothing is added
+		sanIn(t, dir, "test", "lib.go", "lib_test.go")
+	})
 	for _, version := range otherGos {
 		t.Run(version, func(t *testing.T) {
 			gorootOf(t, version)
@@ -386,6 +399,21 @@ func read(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	return string(text)
+}
+
+// What is cached is compiled into programs: whatever the process's umask, others can neither change it
+// nor put another file in its place.
+func TestCacheIsOnlyOurs(t *testing.T) {
+	dir := t.TempDir()
+	defer syscall.Umask(syscall.Umask(0))
+	if err := writeFile(filepath.Join(dir, "std", "net", "file.go"), nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"std", "std/net", "std/net/file.go"} {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm()&0o022 != 0 {
+			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+		}
+	}
 }
 
 // TestRefusals: what cannot be built so says why, and what to do.

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -72,9 +73,9 @@ func (b *builder) addImports(replace map[string]string, wd string) error {
 			return err
 		}
 		replace[filepath.Join(p.dir, file)] = by
-	}
-	if files := b.args.packages; len(files) > 0 && strings.HasSuffix(files[0], ".go") {
-		b.args.packages = append(files, filepath.Join(filepath.Dir(files[0]), addedName))
+		if files := b.args.packages; len(files) > 0 && strings.HasSuffix(files[0], ".go") { // of one package
+			b.args.packages = append(slices.Clip(files), filepath.Join(filepath.Dir(files[0]), file))
+		}
 	}
 	return nil
 }

@@ -91,7 +91,7 @@ func outside(log io.Writer, root, cache string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := os.MkdirAll(dir, 0o777); err != nil {
+	if err := os.MkdirAll(dir, 0o777&^umask); err != nil {
 		return "", err
 	}
 	made := false
@@ -115,7 +115,7 @@ func writeFile(name string, text []byte) error {
 		return nil
 	}
 	dir := filepath.Dir(name)
-	if err := os.MkdirAll(dir, 0o777); err != nil {
+	if err := os.MkdirAll(dir, 0o777&^umask); err != nil {
 		return err
 	}
 	f, err := os.CreateTemp(dir, ".new-*")
@@ -135,5 +135,5 @@ func writeFile(name string, text []byte) error {
 	return err
 }
 
-// umask: others may not change what is cached.
+// umask: others may not change what is cached, nor put another file in its place.
 const umask = 0o022

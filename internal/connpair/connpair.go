@@ -50,9 +50,9 @@ const (
 	moves = 1
 )
 
-// Take takes a proposal by an endpoint, which it owns from now on, for the connection that find
+// Accept takes a proposal by an endpoint, which it owns from now on, for the connection that find
 // returns.
-func Take(ctx context.Context, ep session.Endpoint, cfg session.Config, find func(hello []byte) *sanconn.Conn) error {
+func Accept(ctx context.Context, ep session.Endpoint, cfg session.Config, find func(hello []byte) *sanconn.Conn) error {
 	t := &taker{find: find, decided: make(chan error, 1)}
 	cfg.Accepting = true
 	cfg.OnNote = t.note
@@ -76,14 +76,14 @@ func Take(ctx context.Context, ep session.Endpoint, cfg session.Config, find fun
 type taker struct {
 	find    func([]byte) *sanconn.Conn
 	session *session.Session
-	taken   func(*session.Session, []byte)
+	notes   func(*session.Session, []byte)
 	decided chan error
 }
 
 func (t *taker) note(note []byte) {
 	switch {
-	case t.taken != nil:
-		t.taken(t.session, note)
+	case t.notes != nil:
+		t.notes(t.session, note)
 	case t.find == nil: // it was refused
 	case len(note) == 0 || note[0] != newconn.NoteProposal:
 		t.find = nil
@@ -96,10 +96,10 @@ func (t *taker) note(note []byte) {
 			return
 		}
 		h := newconn.HandleOf(c)
-		t.taken = h.Notes()
-		err := h.Take(t.session, []byte{moves})
+		t.notes = h.Notes()
+		err := h.Accept(t.session, []byte{moves})
 		if err != nil {
-			t.taken = nil
+			t.notes = nil
 			t.session.SendNote([]byte{newconn.NoteAnswer, stays})
 			t.session.Close()
 			err = fmt.Errorf("%w: %w", ErrRefused, err)

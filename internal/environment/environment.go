@@ -49,7 +49,7 @@ func Read(providers []string) *Values {
 	if e.tracePath != "" {
 		var err error
 		if e.Trace, err = trace.Open(e.tracePath); err != nil {
-			log.Printf("san: no trace, as SAN_TRACE says: %v", err)
+			log.Printf("san: no trace by SAN_TRACE: %v", err)
 		}
 	}
 	return &e

@@ -19,12 +19,13 @@ var hints struct {
 // destinations on its host.
 const mostHints = 4096
 
-// Hint is of one port, but for free.
+// Hint is of one port, but for nobodyAt.
 type Hint struct {
 	last   string   // who had the last connection; "": not known
+	user   uint32   // … whose process that is
 	Silent []string // who did not answer in time when asked last; replaced, and never written to
 
-	free time.Time // of a destination: when nobody was found for it
+	nobodyAt time.Time // of a destination: when nobody was found for it
 }
 
 // setSilent notes whether one has not answered in time.

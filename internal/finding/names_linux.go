@@ -33,12 +33,9 @@ type nameSet struct {
 	listen func(port uint16, cfg shm.Config, take func(session.Endpoint)) (*shm.Listener, error) // shm's
 }
 
-// Taken is an endpoint by which another process may propose to move a connection.
-type Taken struct {
-	session.Endpoint
-	User    uint32 // whose the process is, unless Outside
-	Outside bool   // it is to be of another network namespace
-}
+// take takes an endpoint by which another process may propose to move a connection. outside: it is to
+// be of another network namespace.
+type take = func(ep session.Endpoint, outside bool, cfg session.Config)
 
 // name is one that this process has, or will have: while descriptors, or a directory's
 // room, are used up, or its file system fails, it tries again once in a while.
@@ -46,7 +43,7 @@ type name struct {
 	at        Place
 	namespace uint64 // of the thread that asked for it first, which may not be the process's
 	cfg       session.Config
-	take      func(Taken, session.Config)
+	take      take
 	known     chan struct{} // closed when the first use of it has tried
 
 	// The set's mu guards what follows.
@@ -69,7 +66,7 @@ type Names struct { // of each accepted connection, so it holds little
 // Open has other processes find this one for connections to a port (Here), and if dir is not empty
 // there as well, until Close. take gets the endpoints by which they come, and cfg; it must not block,
 // and of several calls for a port the first one's count for all.
-func Open(here Place, dir string, cfg session.Config, take func(Taken, session.Config)) (*Names, error) {
+func Open(here Place, dir string, cfg session.Config, take take) (*Names, error) {
 	n := &Names{here: own.use(here, cfg, take)}
 	if why, _ := n.Lacks(); why != nil && !reason.Is(why, session.ReasonResources) {
 		n.Close()
@@ -115,7 +112,7 @@ func (n *nameSet) has(at Place) bool {
 
 // use takes a name, unless the process has it, until release. When it returns it is known whether the
 // process has it; but in a directory, which may hang, that is so for the first use alone.
-func (n *nameSet) use(at Place, cfg session.Config, take func(Taken, session.Config)) *name {
+func (n *nameSet) use(at Place, cfg session.Config, take take) *name {
 	n.mu.Lock()
 	x := n.names[at]
 	first := x == nil
@@ -152,7 +149,7 @@ func (n *nameSet) make(x *name) {
 		return
 	}
 	l, err := n.listen(x.at.Peer.Port(), shm.Config{Dir: x.at.Dir}, func(ep session.Endpoint) {
-		x.take(Taken{ep, shm.PeerUser(ep), x.at.Dir != ""}, x.cfg)
+		x.take(ep, x.at.Dir != "", x.cfg)
 	})
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -30,7 +30,7 @@ func TestANameIsTriedAgainInItsNamespace(t *testing.T) {
 	defer tcp.Close()
 	port := uint16(tcp.Addr().(*net.TCPAddr).Port)
 	open := func() (*Names, error) {
-		return Open(Here(0, port), "", session.Config{}, func(ep Taken, _ session.Config) { drop(ep.Endpoint) })
+		return Open(Here(0, port), "", session.Config{}, func(ep session.Endpoint, _ bool, _ session.Config) { drop(ep) })
 	}
 	used, toTry := make(chan *Names, 1), make(chan struct{})
 	done := make(chan struct{})
@@ -111,7 +111,7 @@ func TestANameIsTriedAgain(t *testing.T) {
 	}
 	const port = 3
 	own.listen = usedUp
-	n, err := Open(Here(0, port), "", session.Config{}, func(ep Taken, _ session.Config) { drop(ep.Endpoint) })
+	n, err := Open(Here(0, port), "", session.Config{}, func(ep session.Endpoint, _ bool, _ session.Config) { drop(ep) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +179,7 @@ func TestADirectoryThatHangs(t *testing.T) {
 	}
 	defer func() { own.listen = shm.Listen }()
 	open := func(port uint16, dir string) *Names {
-		n, err := Open(Here(0, port), dir, session.Config{}, func(ep Taken, _ session.Config) { drop(ep.Endpoint) })
+		n, err := Open(Here(0, port), dir, session.Config{}, func(ep session.Endpoint, _ bool, _ session.Config) { drop(ep) })
 		if err != nil {
 			t.Error(err)
 		}

@@ -47,7 +47,7 @@ type Search struct {
 // Run asks one process after the other, until one has the connection's other end, and moves it or
 // does not.
 func (q Search) Run(ctx context.Context) error {
-	var why error
+	var why, version error
 	found, done := false, false
 	hint := HintOf(q.At)
 	var asked []string
@@ -64,6 +64,9 @@ func (q Search) Run(ctx context.Context) error {
 		if !canceled && !(silent && hurried) {
 			Note(q.At, func(h *Hint) { h.setSilent(name, there && silent) })
 		}
+		if reason.Is(err, session.ReasonVersion) {
+			version = err
+		}
 		switch { // who has it not may accept it yet
 		case !there && ctx.Err() != nil: // others were not asked
 			why = ctx.Err()
@@ -71,10 +74,10 @@ func (q Search) Run(ctx context.Context) error {
 			why = err
 		}
 	}
-	if hint.last != "" && !slices.Contains(hint.Silent, hint.last) {
+	if hint.last != "" && hint.user == q.User && !slices.Contains(hint.Silent, hint.last) {
 		ask(hint.last)
 	}
-	if !found && !done && time.Since(HintOf(q.to()).free) < nobodyFor && !own.has(q.At) {
+	if !found && !done && time.Since(HintOf(q.to()).nobodyAt) < nobodyFor && !own.has(q.At) {
 		return q.nobody()
 	}
 	if done {
@@ -108,8 +111,11 @@ func (q Search) Run(ctx context.Context) error {
 	}
 	if !found && !done {
 		Note(q.At, func(h *Hint) { *h = Hint{} })
-		Note(q.to(), func(h *Hint) { h.free = time.Now() })
+		Note(q.to(), func(h *Hint) { h.nobodyAt = time.Now() })
 		return q.nobody()
+	}
+	if version != nil && errors.Is(why, hello.ErrUnknown) { // most likely it is the one that has it
+		why = &session.Unavailable{Reason: session.ReasonVersion, Err: fmt.Errorf("%w; %w", version, why)}
 	}
 	return why
 }
@@ -154,7 +160,8 @@ func (q Search) askOnce(ctx context.Context, name string) (done bool, err error)
 		return true, err
 	case errors.Is(err, hello.ErrOther), errors.Is(err, hello.ErrImpostor),
 		errors.Is(err, newconn.ErrNotTaken), reason.Is(err, session.ReasonNoListener, session.ReasonResources), // it has not taken it
-		errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE), // it has ended; if it had the other end, so does TCP
+		reason.Is(err, session.ReasonVersion, session.ReasonProtocol), // nor has one that is not understood, as while a program is replaced
+		errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE),   // it has ended; if it had the other end, so does TCP
 		errors.Is(err, hello.ErrStays): // it, not this end, which may have passed the connection on to another one
 		return false, err
 	case reason.Is(err, session.ReasonRefused), errors.Is(err, hello.ErrUndecided):
@@ -165,8 +172,8 @@ func (q Search) askOnce(ctx context.Context, name string) (done bool, err error)
 
 // noteFound remembers who has the other end.
 func (q Search) noteFound(name string) {
-	Note(q.At, func(h *Hint) { h.last = name })
-	if to := q.to(); !HintOf(to).free.IsZero() {
-		Note(to, func(h *Hint) { h.free = time.Time{} })
+	Note(q.At, func(h *Hint) { h.last, h.user = name, q.User })
+	if to := q.to(); !HintOf(to).nobodyAt.IsZero() {
+		Note(to, func(h *Hint) { h.nobodyAt = time.Time{} })
 	}
 }

@@ -8,8 +8,10 @@ import (
 	"net/netip"
 	"os"
 	"reflect"
+	"runtime"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -36,21 +38,9 @@ func TestSearchRunsOutOfTime(t *testing.T) {
 
 // A search ends with the last wrong answer that a connection takes: nobody else is asked.
 func TestSearchEndsWhenTooMuchWasGuessed(t *testing.T) {
-	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tcp.Close()
-	to := tcp.Addr().(*net.TCPAddr).AddrPort()
-	for range 3 {
-		l, err := shm.Listen(to.Port(), shm.Config{}, drop)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-	}
+	to := acceptors(t, 3)
 	asked := 0
-	err = Search{At: Here(0, to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
+	err := Search{At: Here(0, to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
 		drop(ep)
 		if asked++; asked == 2 {
 			return &session.Unavailable{Reason: session.ReasonOwner, Err: hello.ErrGuessed}
@@ -62,28 +52,19 @@ func TestSearchEndsWhenTooMuchWasGuessed(t *testing.T) {
 	}
 }
 
-// Where another process's end stays on TCP the next one is asked, as it may have the connection by now.
-// An end of this process that does not move is proposed to nobody else.
+// Where another process's end stays on TCP the next one is asked, as it may have the connection by now,
+// and so it is behind one that speaks another version, or nonsense. An end of this process that does
+// not move is proposed to nobody else.
 func TestSearchEndsWithAnEndThatStays(t *testing.T) {
-	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tcp.Close()
-	to := tcp.Addr().(*net.TCPAddr).AddrPort()
-	for range 2 {
-		l, err := shm.Listen(to.Port(), shm.Config{}, drop)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-	}
-	for want, stays := range map[int]error{
-		1: &session.Unavailable{Reason: session.ReasonStays, Err: net.ErrClosed},
-		2: hello.Answer{Code: hello.Stays}.Err(),
+	to := acceptors(t, 2)
+	for stays, want := range map[error]int{
+		&session.Unavailable{Reason: session.ReasonStays, Err: net.ErrClosed}: 1,
+		hello.Answer{Code: hello.Stays}.Err():                                 2,
+		&session.Unavailable{Reason: session.ReasonVersion}:                   2,
+		hello.Answer{Code: 77}.Err():                                          2,
 	} {
 		asked := 0
-		err = Search{At: Here(0, to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
+		err := Search{At: Here(0, to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
 			drop(ep)
 			asked++
 			return stays
@@ -94,30 +75,35 @@ func TestSearchEndsWithAnEndThatStays(t *testing.T) {
 	}
 }
 
+// Where one process has another version, and the others do not have the connection, the reason is the
+// version; and as one of them may yet accept it, it counts as unknown.
+func TestSearchTellsOfAnotherVersion(t *testing.T) {
+	to := acceptors(t, 2)
+	unknown, version := hello.Answer{Code: hello.Unknown}.Err(), error(&session.Unavailable{Reason: session.ReasonVersion, Err: net.ErrClosed})
+	for _, answers := range [][]error{{unknown, version}, {version, unknown}} {
+		asked := 0
+		err := Search{At: Here(0, to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
+			drop(ep)
+			asked++
+			return answers[asked-1]
+		}}.Run(t.Context())
+		if asked != 2 || !reason.Is(err, session.ReasonVersion) || !errors.Is(err, hello.ErrUnknown) {
+			t.Errorf("%d are asked, %v", asked, err)
+		}
+	}
+}
+
 // A name that was not listed, as other sockets ended meanwhile, is found all the same; and nobody is
 // asked twice.
 func TestSearchListsAgain(t *testing.T) {
-	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tcp.Close()
-	to := tcp.Addr().(*net.TCPAddr).AddrPort()
-	listen := func() {
-		l, err := shm.Listen(to.Port(), shm.Config{}, drop)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { l.Close() })
-	}
-	listen()
+	to := acceptors(t, 1)
 	asked := 0
 	q := Search{At: Here(0, to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
 		drop(ep)
 		if asked++; asked > 1 {
 			return nil
 		}
-		listen() // as if it had been left out
+		accepts(t, to) // as if it had been left out
 		return &session.Unavailable{Reason: session.ReasonOwner, Err: hello.ErrOther}
 	}}
 	if err := q.Run(t.Context()); asked != 2 || err != nil {
@@ -127,12 +113,7 @@ func TestSearchListsAgain(t *testing.T) {
 
 // That nobody had a name of a port does not count once this process has one: ports come again.
 func TestSearchOfAPortThatIsOurs(t *testing.T) {
-	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tcp.Close()
-	to := tcp.Addr().(*net.TCPAddr).AddrPort()
+	to := acceptors(t, 0)
 	asked := 0
 	q := Search{At: Here(0, to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
 		drop(ep)
@@ -142,7 +123,7 @@ func TestSearchOfAPortThatIsOurs(t *testing.T) {
 	if err := q.Run(t.Context()); !reason.Is(err, session.ReasonNoListener) {
 		t.Fatal(err)
 	}
-	n, err := Open(Here(0, to.Port()), "", session.Config{}, func(ep Taken, _ session.Config) { drop(ep.Endpoint) })
+	n, err := Open(Here(0, to.Port()), "", session.Config{}, func(ep session.Endpoint, _ bool, _ session.Config) { drop(ep) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +180,9 @@ func TestWhoIsAsked(t *testing.T) {
 	defer Note(at, func(h *Hint) { *h = Hint{} })
 	var order []string
 	for range 10 {
-		Note(at, func(h *Hint) { *h = Hint{last: before[3], Silent: []string{before[0], "gone", before[2]}} })
+		Note(at, func(h *Hint) {
+			*h = Hint{last: before[3], user: uint32(os.Geteuid()), Silent: []string{before[0], "gone", before[2]}}
+		})
 		order = search()
 		if len(order) != 5 || order[0] != before[3] || !slices.Contains(before[:3], order[3]) || !slices.Contains(before[:3], order[4]) || slices.Contains(order[3:], before[1]) {
 			t.Errorf("of %q these were asked: %q", before, order)
@@ -217,6 +200,42 @@ func TestWhoIsAsked(t *testing.T) {
 	slices.Sort(order)
 	if n := len(slices.Compact(order)); n != shm.MostNames {
 		t.Errorf("%d of %d have been asked", n, many)
+	}
+}
+
+// Who had the last connection is not asked for one to another user's process: other addresses of the port
+// may be others'.
+func TestWhoHadTheLastIsAnotherUsers(t *testing.T) {
+	if os.Geteuid() == 0 {
+		runtime.LockOSThread() // for good: from here on it is another user's
+		if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, 1, 1, 1); errno != 0 {
+			t.Fatal(errno)
+		}
+	}
+	at, user := Here(0, 8), uint32(os.Geteuid())
+	came := make(chan struct{}, 9)
+	l, err := net.Listen("unixpacket", fmt.Sprintf("@san-test/%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			came <- struct{}{}
+			c.Close()
+		}
+	}()
+	q := Search{At: at, To: netip.AddrPortFrom(netip.IPv6Loopback(), 8), User: user}
+	q.noteFound(l.Addr().String())
+	defer Note(at, func(h *Hint) { *h = Hint{} })
+	q.User++
+	defer Note(q.to(), func(h *Hint) { *h = Hint{} })
+	if err := q.Run(t.Context()); !reason.Is(err, session.ReasonNoListener) || len(came) > 0 {
+		t.Errorf("%v; %d have come to the other user's process", err, len(came))
 	}
 }
 
@@ -318,6 +337,29 @@ func TestNamesWithoutEnd(t *testing.T) {
 	if asked != shm.MostNames || !errors.Is(err, hello.ErrOther) && !reason.Is(err, session.ReasonNoListener) {
 		t.Errorf("%d of %d were asked, %v", asked, many, err)
 	}
+}
+
+// acceptors returns a port of TCP's, at which so many accept on shm until the test's end.
+func acceptors(t *testing.T, n int) (to netip.AddrPort) {
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tcp.Close() })
+	to = tcp.Addr().(*net.TCPAddr).AddrPort()
+	for range n {
+		accepts(t, to)
+	}
+	return to
+}
+
+// accepts has one more accept on shm.
+func accepts(t *testing.T, to netip.AddrPort) {
+	l, err := shm.Listen(to.Port(), shm.Config{}, drop)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
 }
 
 func drop(ep session.Endpoint) { ep.Abort(); ep.Retire() }

@@ -28,7 +28,7 @@ func TestUndecidedAnswer(t *testing.T) {
 	}
 }
 
-func TestOfferThereAndBack(t *testing.T) {
+func TestProposalThereAndBack(t *testing.T) {
 	a, b := netip.MustParseAddrPort("10.0.0.1:2"), netip.MustParseAddrPort("[fd00::1]:3")
 	for _, o := range []Proposal{
 		{Ends: tcpid.Ends{Local: a, Remote: b}, Cookie: 4, PeerCookie: 5},

@@ -42,12 +42,12 @@ const (
 
 // Job is a connection that is to move.
 type Job struct {
-	Peer  netip.AddrPort
-	Move  func(context.Context) *session.Unavailable // an attempt; nil: it moves
-	Done  func(*session.Unavailable)                 // called once; nil: it moves. It does not block
-	Ctx   context.Context
-	Left  time.Duration // of its time, which passes while it runs or pauses, not while it waits for its turn
-	Waits bool          // for its other end to be accepted; each one waits for a listener's condition
+	Peer      netip.AddrPort
+	Move      func(context.Context) *session.Unavailable // an attempt; nil: it moves
+	Done      func(*session.Unavailable)                 // called once; nil: it moves. It does not block
+	Ctx       context.Context
+	Remaining time.Duration // of its time, which passes while it runs or pauses, not while it waits for its turn
+	Waits     bool          // for its other end to be accepted; each one waits for a listener's condition
 
 	pause   time.Duration                       // the last one
 	passing atomic.Pointer[session.Unavailable] // see Passing
@@ -57,10 +57,10 @@ type Job struct {
 func (j *Job) Passing() *session.Unavailable { return j.passing.Load() }
 
 // run is an attempt to move, if there is time left for one: tried. slow: it has run out of time,
-// and had enough. One whose dial was nearly over says nothing of the peer.
+// and had enough. The rest of a job's time may be none to speak of.
 func (j *Job) run(p *Pool) (tried, slow bool) {
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(j.Ctx, j.Left)
+	ctx, cancel := context.WithTimeout(j.Ctx, j.Remaining)
 	defer cancel()
 	if ctx.Err() != nil {
 		j.Done(cmp.Or(j.passing.Load(), reason.Of(ctx.Err())))
@@ -68,19 +68,25 @@ func (j *Job) run(p *Pool) (tried, slow bool) {
 	}
 	why := j.Move(ctx)
 	undecided := why != nil && errors.Is(why, hello.ErrUndecided)
-	slow = why != nil && why.Reason == session.ReasonTimeout && !undecided && time.Since(began) >= min(j.Left, enoughTime)
+	enough := enoughTime
+	if j.pause == 0 { // else the rest of it is as short as may be
+		enough = min(enough, j.Remaining)
+	}
+	late := why != nil && why.Reason == session.ReasonTimeout && !undecided
+	slow = late && time.Since(began) >= enough
+	tried = slow || !late || j.pause == 0
 	if why != nil && (j.Waits && isPassing(why) || undecided) {
 		if ctx.Err() == nil {
 			j.passing.Store(why)
 			j.pause = min(max(2*j.pause, acceptPause), mostPause)
-			j.Left -= time.Since(began) + j.pause
+			j.Remaining -= time.Since(began) + j.pause
 			time.AfterFunc(j.pause, func() { p.Add(j) })
-			return true, slow
+			return tried, slow
 		}
 		why = cmp.Or(j.passing.Load(), why) // of the last attempt that had its time
 	}
 	j.Done(why)
-	return true, slow
+	return tried, slow
 }
 
 // isPassing reports whether the next attempt may come to more, with time left for it.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/hello"
+	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
@@ -35,7 +36,7 @@ func peerAt(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.IPv6Lo
 func (p *testPool) job(ctx context.Context, port uint16, left time.Duration, move func(context.Context) error, done func(*session.Unavailable)) {
 	p.ended.Add(1)
 	p.Add(&Job{
-		Peer: peerAt(port), Ctx: ctx, Left: left, Waits: p.waits,
+		Peer: peerAt(port), Ctx: ctx, Remaining: left, Waits: p.waits,
 		Move: func(ctx context.Context) *session.Unavailable { return reason.Of(move(ctx)) },
 		Done: func(why *session.Unavailable) {
 			defer p.ended.Done()
@@ -156,6 +157,144 @@ func TestSlowIsWhoHadTime(t *testing.T) {
 			cancel()
 		}
 	})
+}
+
+// What a job has left for its last attempt, behind others for which its other end was not accepted, is
+// too little to say anything.
+func TestTheRestOfAJobIsNoTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pool := new(testPool)
+		pool.waits = true
+		late := false
+		pool.job(t.Context(), 1, 30*time.Millisecond, func(ctx context.Context) error {
+			if end, _ := ctx.Deadline(); time.Until(end) > 10*time.Millisecond {
+				return hello.ErrNotAccepted
+			}
+			late = true
+			return neverAnswers(ctx)
+		}, func(why *session.Unavailable) {
+			if !errors.Is(why, hello.ErrNotAccepted) { // what an attempt with time has found
+				t.Error(why)
+			}
+		})
+		if slow := pool.isSlow(t, 1); slow || !late {
+			t.Errorf("slow is %v, it was late: %v", slow, late)
+		}
+	})
+}
+
+// Nor does it make of a slow address one that answers.
+func TestTheRestOfAJobLeavesASlowAddressSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pool := new(testPool)
+		pool.waits = true
+		attempts := 0
+		pool.job(t.Context(), 1, time.Second+50*time.Millisecond, func(ctx context.Context) error {
+			attempts++
+			ctx, cancel := context.WithTimeout(ctx, time.Second) // as an attempt's own bound
+			defer cancel()
+			return neverAnswers(ctx)
+		}, nil)
+		if slow := pool.isSlow(t, 1); !slow || attempts < 2 {
+			t.Errorf("slow is %v behind %d attempts", slow, attempts)
+		}
+	})
+}
+
+// What may pass is tried again, in the time that the job has, and what does not ends it.
+func TestWhatIsTriedAgain(t *testing.T) {
+	undecided := hello.Answer{Code: hello.Unknown, Undecided: true}.Err()
+	synctest.Test(t, func(t *testing.T) {
+		for _, of := range []struct {
+			err      error
+			waits    bool
+			attempts int
+		}{
+			{hello.ErrNotAccepted, true, 2},
+			{hello.ErrUnknown, true, 2},
+			{context.DeadlineExceeded, true, 2}, // of an attempt's own bound
+			{undecided, false, 2},
+			{hello.ErrNotAccepted, false, 1},
+			{newconn.ErrNoAnswer, true, 1}, // it may move yet
+			{errEnded, true, 1},
+		} {
+			pool := new(testPool)
+			pool.waits = of.waits
+			attempts := 0
+			pool.job(t.Context(), 1, time.Hour, func(context.Context) error {
+				if attempts++; attempts == 1 {
+					return of.err
+				}
+				return errEnded
+			}, nil)
+			if pool.isSlow(t, 1); attempts != of.attempts {
+				t.Errorf("%v, waiting: %v: %d attempts", of.err, of.waits, attempts)
+			}
+		}
+
+		pool := new(testPool)
+		pool.waits = true
+		began, attempts := time.Now(), 0
+		pool.job(t.Context(), 1, 100*time.Millisecond, func(context.Context) error {
+			attempts++
+			time.Sleep(30 * time.Millisecond)
+			return hello.ErrNotAccepted
+		}, nil)
+		pool.isSlow(t, 1)
+		if took := time.Since(began); attempts < 3 || took > 130*time.Millisecond {
+			t.Errorf("%d attempts in %v", attempts, took)
+		}
+	})
+}
+
+// A dial that is over while it waits for the next attempt ends with what the last one has found.
+func TestOverBetweenAttempts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pool := new(testPool)
+		pool.waits = true
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		pool.job(ctx, 1, time.Hour, func(context.Context) error {
+			time.Sleep(time.Second - acceptPause/2)
+			return hello.ErrNotAccepted
+		}, func(why *session.Unavailable) {
+			if !errors.Is(why, hello.ErrNotAccepted) {
+				t.Error(why)
+			}
+		})
+		pool.ended.Wait()
+	})
+}
+
+// An address whose process answers that it has not decided is not slow.
+func TestUndecidedIsNotSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pool := new(testPool)
+		attempts := 0
+		pool.job(t.Context(), 1, enoughTime+100*time.Millisecond, func(ctx context.Context) error {
+			if attempts++; attempts > 1 {
+				return neverAnswers(ctx) // for too short a time to say anything
+			}
+			time.Sleep(enoughTime)
+			return hello.Answer{Code: hello.Unknown, Undecided: true}.Err()
+		}, nil)
+		if slow := pool.isSlow(t, 1); slow || attempts < 2 {
+			t.Errorf("slow is %v behind %d attempts", slow, attempts)
+		}
+	})
+}
+
+// No more than mostSlow addresses are remembered for that.
+func TestSlowAddressesAreForgotten(t *testing.T) {
+	var pool Pool
+	pool.slow, pool.at = make(map[netip.AddrPort]bool), make(map[netip.AddrPort]int)
+	for i := range 2 * mostSlow {
+		pool.running, pool.at[peerAt(uint16(i))] = 1, 1
+		pool.ran(peerAt(uint16(i)), true, true)
+	}
+	if n := len(pool.slow); n == 0 || n > mostSlow {
+		t.Errorf("%d are", n)
+	}
 }
 
 // A dial that is over when it has its turn costs no attempt, and a slow address stays slow.

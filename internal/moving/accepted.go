@@ -64,21 +64,20 @@ func (t *connTable) remove(e tcpid.Ends, c weak.Pointer[sanconn.Conn]) {
 const fewConns = 1 << 10
 
 // TakeOn makes a connection of one that was accepted by TCP, and has it found by its dialer.
-func (l *Life) TakeOn(tcp *net.TCPConn, cfg newconn.Config) (*sanconn.Conn, newconn.Handle) {
+func (l *Life) TakeOn(tcp *net.TCPConn, cfg newconn.Config) *sanconn.Conn {
 	l.why.Store(notProposed)
 	if l.Plan != nil { // it may be the dialed end
 		l.why.Store(unused)
 	}
 	cfg.Life = l
-	c, h := newconn.New(tcp, cfg)
-	conn := c.(*sanconn.Conn)
+	conn := newconn.New(tcp, cfg).(*sanconn.Conn)
 	var err error
 	if l.ends, err = tcpid.EndsOf(tcp); err == nil { // else it is closed already
 		l.conn = weak.Make(conn)
 		accepted.add(l.ends, l.conn)
 	}
 	Count(func(n *Counters) { n.Accepted[TCP]++ })
-	return conn, h
+	return conn
 }
 
 // Receive takes an endpoint by which another process may propose to move a connection. It does
@@ -100,7 +99,7 @@ type taker struct {
 	Came
 	session *session.Session
 	over    chan struct{} // closed behind the first note, or the session's end
-	taken   func(*session.Session, []byte)
+	notes   func(*session.Session, []byte)
 	decided atomic.Bool // by the first note, or it was waited for in vain
 }
 
@@ -121,20 +120,20 @@ func (t *taker) run(ctx context.Context) {
 // note takes the peer's notes: the first is its proposal, the others are the connection's.
 func (t *taker) note(note []byte) {
 	switch {
-	case t.taken != nil:
-		t.taken(t.session, note)
+	case t.notes != nil:
+		t.notes(t.session, note)
 	case t.decided.Swap(true):
 	default:
 		defer close(t.over)
-		if a := t.take(note); a.Code != hello.Moves {
+		if a := t.answer(note); a.Code != hello.Moves {
 			t.session.SendNote(append([]byte{newconn.NoteAnswer}, a.Encode()...))
 			t.session.Close()
 		}
 	}
 }
 
-// take takes the proposal, if it is one for a connection of this process.
-func (t *taker) take(note []byte) hello.Answer {
+// answer takes the proposal, if it is one for a connection of this process.
+func (t *taker) answer(note []byte) hello.Answer {
 	if len(note) == 0 || note[0] != newconn.NoteProposal {
 		return hello.Answer{Code: hello.Other}
 	}
@@ -147,13 +146,13 @@ func (t *taker) take(note []byte) hello.Answer {
 		return hello.Answer{Code: hello.Unknown}
 	}
 	h := newconn.HandleOf(c)
-	l := h.Life().(*Life)
+	l := lifeOf(h)
 	a := t.judge(proposal, h, l)
 	if a.Code != hello.Moves {
 		return a
 	}
-	if h.Ended() { // there is nothing to decide
-		l.Failed(ErrEnded)
+	if h.Shut() { // there is nothing to decide
+		l.Failed(ErrShut)
 		return hello.Answer{Code: hello.Stays}
 	}
 	if !l.propose(true) {
@@ -166,12 +165,11 @@ func (t *taker) take(note []byte) hello.Answer {
 		l.propose(false)
 		return hello.Answer{Code: hello.Refused, Stamp: a.Stamp}
 	}
-	t.taken = h.Notes()
-	if err := h.Take(t.session, a.Encode()); err != nil {
-		t.taken = nil
+	if err := h.Accept(t.session, a.Encode()); err != nil {
 		l.Failed(reason.Of(err))
 		return hello.Answer{Code: hello.Stays}
 	}
+	t.notes = h.Notes() // the next note waits for this one
 	return a
 }
 

@@ -43,3 +43,19 @@ func TestTableGetsSmaller(t *testing.T) {
 	}
 	runtime.KeepAlive(&table)
 }
+
+// A connection that is closed late leaves the entry to one that has its addresses since.
+func TestTableKeepsWhoHasCome(t *testing.T) {
+	var ends tcpid.Ends
+	table := connTable{conns: make(map[tcpid.Ends]weak.Pointer[sanconn.Conn])}
+	first, second := new(sanconn.Conn), new(sanconn.Conn)
+	table.add(ends, weak.Make(first))
+	table.add(ends, weak.Make(second))
+	if table.remove(ends, weak.Make(first)); table.at(ends) != second {
+		t.Error("it is not there")
+	}
+	if table.remove(ends, weak.Make(second)); table.at(ends) != nil {
+		t.Error("it is there behind its own end")
+	}
+	runtime.KeepAlive(first)
+}

@@ -4,13 +4,14 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/session"
 )
 
 // A decision is the answer to one proposal: the next one has its own, as one by another provider has.
-func TestEachOfferIsDecided(t *testing.T) {
+func TestEachProposalIsDecided(t *testing.T) {
 	var calls atomic.Int32
 	l := &Life{Condition: func(tcpid.Ends, string, int64) error { calls.Add(1); return nil }}
 	for i, provider := range []string{"shm", "shm", "verbs"} {
@@ -39,4 +40,29 @@ func TestConditionThatDoesNotReturn(t *testing.T) {
 	if len(l.decisions) > 0 {
 		t.Error("a decision is held")
 	}
+}
+
+// Proposals that wait for one decision all get it, also where it is late for an earlier one.
+func TestProposalsWaitForOneDecision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		decide := make(chan error)
+		l := &Life{Condition: func(tcpid.Ends, string, int64) error { return <-decide }}
+		if decided, _ := new(taker).condition(l); decided {
+			t.Error("it is decided before it is")
+		}
+		results := make(chan bool)
+		for range 2 {
+			go func() {
+				decided, err := new(taker).condition(l)
+				results <- decided && err == nil
+			}()
+		}
+		synctest.Wait()
+		decide <- nil // once
+		for range 2 {
+			if !<-results {
+				t.Error("a proposal does not get it")
+			}
+		}
+	})
 }

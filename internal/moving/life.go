@@ -40,10 +40,15 @@ type Life struct {
 	decisions map[asked]chan error // of Condition, about proposals that have not had their answer
 }
 
+// LifeOf returns the Life of a connection.
+func LifeOf(c *sanconn.Conn) *Life { return lifeOf(newconn.HandleOf(c)) }
+
+func lifeOf(h newconn.Handle) *Life { return h.Life().(*Life) }
+
 // Used has a connection move that has been used enough.
 func (l *Life) Used(h newconn.Handle) {
 	if l.Plan != nil {
-		l.Plan.moveLater(h, l, false)
+		l.Plan.moveLater(h, false)
 	}
 }
 
@@ -73,7 +78,7 @@ func (l *Life) Moved(provider string) {
 // Left counts a connection that has gone back to TCP, and notes why.
 func (l *Life) Left(why error) {
 	l.mu.Lock()
-	l.leftLocked()
+	l.uncountLocked()
 	l.mu.Unlock()
 	if why != nil {
 		l.Failed(reason.Of(why))
@@ -84,7 +89,7 @@ func (l *Life) Left(why error) {
 func (l *Life) Closed() {
 	l.mu.Lock()
 	l.over = true
-	l.leftLocked()
+	l.uncountLocked()
 	l.mu.Unlock()
 	if !l.dialed {
 		accepted.remove(l.ends, l.conn)
@@ -94,7 +99,7 @@ func (l *Life) Closed() {
 	}
 }
 
-func (l *Life) leftLocked() {
+func (l *Life) uncountLocked() {
 	if p := l.carrier; p != "" {
 		l.carrier = ""
 		Count(func(n *Counters) { n.Open[p]-- })
@@ -105,7 +110,7 @@ func (l *Life) leftLocked() {
 func (l *Life) GiveUp() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.givenUp = l.givenUp || !l.proposed
+	l.givenUp = !l.proposed
 	return l.givenUp
 }
 
@@ -127,18 +132,18 @@ func (l *Life) Failed(why *session.Unavailable) {
 var (
 	unused        = &session.Unavailable{Reason: session.ReasonUnused}    // nothing has been tried yet
 	notProposed   = &session.Unavailable{Reason: session.ReasonPeerPlain} // its dialer has not tried to move it
-	ErrEnded      = &session.Unavailable{Reason: session.ReasonStays, Err: errors.New("it has ended")}
+	ErrShut       = &session.Unavailable{Reason: session.ReasonStays, Err: errors.New("it has ended")}
 	errDescriptor = &session.Unavailable{Reason: session.ReasonStays, Err: errors.New("the program has taken its descriptor")}
 )
 
 // WhyOnTCP is why a connection is on TCP.
 func WhyOnTCP(c *sanconn.Conn) *session.Unavailable {
 	h := newconn.HandleOf(c)
-	switch why := h.Life().(*Life).why.Load(); {
+	switch why := lifeOf(h).why.Load(); {
 	case h.Stays():
 		return errDescriptor
-	case h.Ended() && (why == nil || why == unused):
-		return ErrEnded
+	case h.Shut() && (why == nil || why == unused):
+		return ErrShut
 	case why != nil:
 		return why
 	}

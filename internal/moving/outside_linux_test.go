@@ -44,7 +44,8 @@ func stampedPair(t *testing.T) (tcp *net.TCPConn, stamp tcpid.Stamp, h newconn.H
 			t.Fatal(err)
 		}
 		l := new(Life)
-		conn, h := l.TakeOn(a.(*net.TCPConn), newconn.Config{})
+		conn := l.TakeOn(a.(*net.TCPConn), newconn.Config{})
+		h := newconn.HandleOf(conn)
 		t.Cleanup(func() { conn.Close() })
 		if half, ok := l.proof.Answer(h.TCP(), stamps[0].Challenge()); ok && stamps[0].Confirm(half) {
 			return c.(*net.TCPConn), stamps[0], h, l
@@ -98,6 +99,24 @@ func TestWhoseStampIsBelieved(t *testing.T) {
 	if a := (&taker{Came: Came{Outside: true}}).judge(cookies, h, l); a.Code != hello.Other {
 		t.Errorf("a process of another namespace, by cookies: %v", a.Code)
 	}
+	other := me + 1
+	if a := (&taker{Came: Came{User: &other}}).judge(cookies, h, l); a.Code != hello.Other {
+		t.Errorf("another user, by cookies: %v", a.Code)
+	}
+	for name, r := range map[string]struct {
+		own, peer uint64
+		want      hello.Code
+	}{
+		"another socket's own cookie":  {1, 0, hello.Other},
+		"the cookie of another's peer": {0, 1, hello.Unknown},
+	} {
+		p := cookies
+		p.Cookie += r.own
+		p.PeerCookie += r.peer
+		if a := (&taker{Came: Came{User: &me}}).judge(p, h, l); a.Code != r.want {
+			t.Errorf("%s: %v", name, a.Code)
+		}
+	}
 	a := (&taker{}).judge(proposal, h, l)
 	if a.Code != hello.Moves || !stamp.Confirm(a.Stamp) {
 		t.Errorf("a process of another host, by a stamp: %+v", a)
@@ -141,8 +160,7 @@ func TestRequestsAreForConnections(t *testing.T) {
 
 // Answers with a wrong stamp are counted for each connection, whoever has sent them.
 func TestWrongAnswersAreCounted(t *testing.T) {
-	_, stamp, h, _ := stampedPair(t)
-	l := new(Life)
+	_, stamp, h, l := stampedPair(t)
 	wrong := hello.Answer{Code: hello.Moves, Stamp: uint16(stamp>>16) + 1}
 	right := hello.Answer{Code: hello.Moves, Stamp: uint16(stamp >> 16)}
 	if err := l.confirm(stamp, right); err != nil {
@@ -153,7 +171,7 @@ func TestWrongAnswersAreCounted(t *testing.T) {
 			t.Errorf("a wrong answer: %v", err)
 		}
 	}
-	if why := (&Plan{Choice: Choice{Providers: Registry}}).move(context.Background(), h, l); why != errTooManyGuesses {
+	if why := (&Plan{Choice: Choice{Providers: Registry}}).move(context.Background(), h); why != errTooManyGuesses {
 		t.Errorf("after %d of them: %v", tcpid.MostGuesses, why)
 	}
 }

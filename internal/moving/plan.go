@@ -39,22 +39,23 @@ type Plan struct {
 }
 
 // Begin makes a connection of one that has been dialed by TCP; began: since when.
-func (p *Plan) Begin(tcp *net.TCPConn, began time.Time) (*sanconn.Conn, newconn.Handle, *Life) {
+func (p *Plan) Begin(tcp *net.TCPConn, began time.Time) *sanconn.Conn {
 	l := &Life{dialed: true, Plan: p}
 	l.why.Store(unused)
 	if slices.ContainsFunc(p.Providers, func(by Provider) bool { return by.NeedsStamp(tcp, p.Settings) }) {
 		l.proof.Dialed(tcp, began)
 	}
-	c, h := newconn.New(tcp, newconn.Config{Threshold: FirstUse, Life: l})
+	c := newconn.New(tcp, newconn.Config{Threshold: FirstUse, Life: l})
 	Count(func(n *Counters) { n.Dialed[TCP]++ })
-	return c.(*sanconn.Conn), h, l
+	return c.(*sanconn.Conn)
 }
 
 // MoveAtOnce moves a connection without waiting until it has been used, if that is wanted.
-func (p *Plan) MoveAtOnce(h newconn.Handle, l *Life) {
+func (p *Plan) MoveAtOnce(c *sanconn.Conn) {
 	if p.AtOnce {
+		h := newconn.HandleOf(c)
 		h.CallUse(newconn.Never)
-		p.moveLater(h, l, true)
+		p.moveLater(h, true)
 	}
 }
 
@@ -62,8 +63,8 @@ func (p *Plan) MoveAtOnce(h newconn.Handle, l *Life) {
 // carry the connection, if none does; or, if the other end refuses one, that. One that has found
 // the other end's host, and may carry it as soon as that has been accepted, is the last: or a
 // connection within a host went by its NIC.
-func (p *Plan) move(ctx context.Context, h newconn.Handle, l *Life) *session.Unavailable {
-	if l.proof.Guessed() {
+func (p *Plan) move(ctx context.Context, h newconn.Handle) *session.Unavailable {
+	if lifeOf(h).proof.Guessed() {
 		return errTooManyGuesses
 	}
 	var why *session.Unavailable
@@ -85,9 +86,10 @@ func (p *Plan) move(ctx context.Context, h newconn.Handle, l *Life) *session.Una
 
 // MoveNow moves a connection that must not be used before, in its turn and once its other end
 // has been accepted.
-func (p *Plan) MoveNow(ctx context.Context, h newconn.Handle, l *Life) *session.Unavailable {
+func (p *Plan) MoveNow(ctx context.Context, c *sanconn.Conn) *session.Unavailable {
+	h := newconn.HandleOf(c)
 	done := make(chan *session.Unavailable, 1)
-	j := p.inTurn(ctx, h, l, true, func(why *session.Unavailable) { done <- why })
+	j := p.inTurn(ctx, h, true, func(why *session.Unavailable) { done <- why })
 	select {
 	case why := <-done:
 		if why == nil {
@@ -106,16 +108,17 @@ func (p *Plan) MoveNow(ctx context.Context, h newconn.Handle, l *Life) *session.
 
 // moveLater moves a connection in the background. atOnce: as soon as its other end has been
 // accepted.
-func (p *Plan) moveLater(h newconn.Handle, l *Life, atOnce bool) {
-	p.inTurn(context.Background(), h, l, atOnce, func(why *session.Unavailable) {
+func (p *Plan) moveLater(h newconn.Handle, atOnce bool) {
+	l := lifeOf(h)
+	p.inTurn(context.Background(), h, atOnce, func(why *session.Unavailable) {
 		if why == nil {
 			return
 		}
-		if h.Ended() { // so nothing has been found out of its other end, which may have gone
+		if h.Shut() { // so nothing has been found out of its other end, which may have gone
 			if l.why.Load() != unused {
 				return
 			}
-			why = ErrEnded
+			why = ErrShut
 		}
 		if errors.Is(why, newconn.ErrClaimed) {
 			h.CallUse(FirstUse)
@@ -141,14 +144,14 @@ func (p *Plan) moveLater(h newconn.Handle, l *Life, atOnce bool) {
 var Queue movers.Pool
 
 // inTurn moves a connection when it is its turn.
-func (p *Plan) inTurn(ctx context.Context, h newconn.Handle, l *Life, waits bool, done func(*session.Unavailable)) *movers.Job {
+func (p *Plan) inTurn(ctx context.Context, h newconn.Handle, waits bool, done func(*session.Unavailable)) *movers.Job {
 	j := &movers.Job{
-		Peer:  h.TCP().RemoteAddr().(*net.TCPAddr).AddrPort(),
-		Move:  func(ctx context.Context) *session.Unavailable { return p.move(ctx, h, l) },
-		Done:  done,
-		Ctx:   ctx,
-		Left:  p.Settings.Attempt,
-		Waits: waits,
+		Peer:      h.TCP().RemoteAddr().(*net.TCPAddr).AddrPort(),
+		Move:      func(ctx context.Context) *session.Unavailable { return p.move(ctx, h) },
+		Done:      done,
+		Ctx:       ctx,
+		Remaining: p.Settings.Attempt,
+		Waits:     waits,
 	}
 	Queue.Add(j)
 	return j

@@ -15,14 +15,14 @@ import (
 // Propose proposes to the process at an endpoint to move a connection to it. confirm returns why an
 // answer is not from the connection's other end.
 func Propose(ctx context.Context, ep session.Endpoint, cfg session.Config, h newconn.Handle, proposal hello.Proposal, confirm func(hello.Answer) error) error {
-	if h.Life().(*Life).proof.Guessed() {
-		ep.Abort()
-		return errTooManyGuesses
-	}
 	var s *session.Session
 	notes := h.Notes()
 	cfg.OnNote = func(note []byte) { notes(s, note) } // there is none before Negotiate
 	s = session.New(ep, cfg)
+	if lifeOf(h).proof.Guessed() {
+		s.Abort()
+		return errTooManyGuesses
+	}
 	err := h.Propose(ctx, s, proposal.Encode(), func(b []byte) error {
 		a, err := hello.ParseAnswer(b)
 		if err != nil {
@@ -63,8 +63,7 @@ func tryEach(stamps []tcpid.Stamp, move func(tcpid.Stamp) error) (err error) {
 // proposeStamped is Propose where both ends show by the connection's stamp that they have it.
 func proposeStamped(ctx context.Context, ep session.Endpoint, s Settings, h newconn.Handle, ends tcpid.Ends, stamp tcpid.Stamp) error {
 	proposed := hello.Proposal{Ends: ends, Stamped: true, Challenge: stamp.Challenge()}
-	l := h.Life().(*Life)
-	return Propose(ctx, ep, s.Session, h, proposed, func(a hello.Answer) error { return l.confirm(stamp, a) })
+	return Propose(ctx, ep, s.Session, h, proposed, func(a hello.Answer) error { return lifeOf(h).confirm(stamp, a) })
 }
 
 // confirm returns why an answer to the connection's challenge is not from its other end.

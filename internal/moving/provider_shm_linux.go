@@ -61,7 +61,7 @@ func (shmProvider) Move(ctx context.Context, h newconn.Handle, s Settings) error
 // moveOutside looks for the process in the directory, and proves by the connection's stamp, both
 // ways, that it has the other end.
 func moveOutside(ctx context.Context, h newconn.Handle, s Settings, ends tcpid.Ends) error {
-	return h.Life().(*Life).prove(h.TCP(), func(stamp tcpid.Stamp) error {
+	return lifeOf(h).prove(h.TCP(), func(stamp tcpid.Stamp) error {
 		return finding.Search{
 			At: finding.Place{Dir: s.Dir, Peer: ends.Remote},
 			To: ends.Remote,
@@ -111,10 +111,11 @@ func openNames(at netip.AddrPort, s Settings) (*finding.Names, error) {
 	if mayBeOutside(at, s) {
 		dir = s.Dir
 	}
-	return finding.Open(finding.Here(s.Namespace, at.Port()), dir, s.Session, func(ep finding.Taken, cfg session.Config) {
-		c := Came{Endpoint: ep.Endpoint, Provider: shm.Name, Outside: ep.Outside}
-		if !ep.Outside {
-			c.User = &ep.User
+	return finding.Open(finding.Here(s.Namespace, at.Port()), dir, s.Session, func(ep session.Endpoint, outside bool, cfg session.Config) {
+		c := Came{Endpoint: ep, Provider: shm.Name, Outside: outside}
+		if !outside {
+			user := shm.PeerUser(ep)
+			c.User = &user
 		}
 		Receive(c, cfg)
 	})

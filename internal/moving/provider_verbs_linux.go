@@ -39,13 +39,10 @@ func (verbsProvider) config(s Settings) verbs.Config {
 	}
 }
 
-// NeedsStamp implements Provider. A queue pair has always to be made.
-func (p verbsProvider) NeedsStamp(tcp *net.TCPConn, s Settings) bool {
-	if tcp.RemoteAddr().(*net.TCPAddr).IP.IsLoopback() && !rdmalink.Loopback() || !verbs.HaveDevices() {
-		return false
-	}
-	_, err := p.served(tcp, p.config(s))
-	return !reason.Is(err, session.ReasonNotServed)
+// NeedsStamp implements Provider. A queue pair has always to be made. Whether a device serves the
+// destination takes a look at routes and interfaces, for which no dial waits: Move has that.
+func (verbsProvider) NeedsStamp(tcp *net.TCPConn, _ Settings) bool {
+	return (rdmalink.Loopback() || !tcp.RemoteAddr().(*net.TCPAddr).IP.IsLoopback()) && verbs.HaveDevices()
 }
 
 // served returns the device that serves a connection's destination. Without descriptors, or memory,
@@ -86,7 +83,7 @@ func (p verbsProvider) Move(ctx context.Context, h newconn.Handle, s Settings) e
 	_, class := routeOf(tcp)
 	cfg.TrafficClass = cmp.Or(cfg.TrafficClass, class)
 	cfg.Claim.Port = ends.Local.Port()
-	return h.Life().(*Life).prove(tcp, func(stamp tcpid.Stamp) error {
+	return lifeOf(h).prove(tcp, func(stamp tcpid.Stamp) error {
 		cfg.Claim.Proof = stamp.Challenge()
 		ep, err := verbs.Dial(ctx, zoned(tcp.LocalAddr()).Addr(), zoned(tcp.RemoteAddr()), cfg)
 		switch {
@@ -170,7 +167,7 @@ func admit(local, remote netip.AddrPort, proof uint16) error {
 		return verbs.ErrUnknown
 	}
 	h := newconn.HandleOf(c)
-	if _, ok := h.Life().(*Life).proof.Answer(h.TCP(), proof); !ok {
+	if _, ok := lifeOf(h).proof.Answer(h.TCP(), proof); !ok {
 		return verbs.ErrOther
 	}
 	return nil

@@ -12,15 +12,14 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// New makes a *sanconn.Conn around a TCP connection, which it owns from now on, and the
-// Handle by which the connection moves. They are one object: neither keeps the other alive.
-//
-// Package sanconn sets it when it is initialized; it cannot be named here as a type, since
-// it imports this package.
-var New func(tcp *net.TCPConn, c Config) (net.Conn, Handle)
+// Package sanconn, which imports this package, sets these when it is initialized.
+var (
+	// New makes a *sanconn.Conn around a TCP connection, which it owns from now on.
+	New func(tcp *net.TCPConn, c Config) net.Conn
 
-// HandleOf returns the Handle of a *sanconn.Conn.
-var HandleOf func(net.Conn) Handle
+	// HandleOf returns the Handle of a *sanconn.Conn, by which that moves. They are one object.
+	HandleOf func(net.Conn) Handle
+)
 
 // Never is for more bytes than any connection is used for.
 const Never = int64(1) << 62
@@ -88,9 +87,9 @@ type Handle interface {
 	// still the caller's.
 	Propose(ctx context.Context, s *session.Session, hello []byte, judge func(answer []byte) error) error
 
-	// Take moves to a session by which the peer has made a proposal, and answers it. On an
+	// Accept moves to a session by which the peer has made a proposal, and answers it. On an
 	// error the session is still the caller's, and nothing has been answered.
-	Take(s *session.Session, answer []byte) error
+	Accept(s *session.Session, answer []byte) error
 
 	// Notes returns what a session of the connection is to have as its OnNote. It does not
 	// keep the connection alive.
@@ -100,9 +99,9 @@ type Handle interface {
 	// descriptor.
 	Stays() bool
 
-	// Ended reports whether the program has closed the connection, or ended a direction of one
+	// Shut reports whether the program has closed the connection, or ended a direction of one
 	// that no move is under way for, so that it does not move any more.
-	Ended() bool
+	Shut() bool
 
 	// CallUse has Life.Used called again, once the connection has been used for so many
 	// bytes more; Never: not before it is called again, as a move is under way.

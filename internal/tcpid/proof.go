@@ -12,6 +12,7 @@ import (
 type Proof struct {
 	stamps atomic.Pointer[func() ([]Stamp, error)] // once, as the kernel tells them but once
 	wrong  atomic.Int32
+	mu     sync.Mutex // held while a half is compared: several at once pass no limit
 }
 
 // MostGuesses is how many wrong halves of its stamp a connection takes. One guess in some thousand is
@@ -49,6 +50,8 @@ func (p *Proof) Answer(c *net.TCPConn, challenge uint16) (half uint16, ok bool) 
 		s, err := AcceptorStamp(c)
 		return []Stamp{s}, err
 	})
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if err != nil || p.Guessed() {
 		return 0, false
 	}

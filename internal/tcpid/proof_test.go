@@ -2,6 +2,7 @@ package tcpid
 
 import (
 	"errors"
+	"sync"
 	"testing"
 )
 
@@ -11,5 +12,26 @@ func TestNothingToProve(t *testing.T) {
 	p.once(func() ([]Stamp, error) { return nil, errors.New("too late") })
 	if half, ok := p.Answer(nil, 0); ok {
 		t.Errorf("it is answered by %d", half)
+	}
+}
+
+// However many guess at once, no more are compared than a connection takes.
+func TestGuessesAtOnce(t *testing.T) {
+	for range 2000 {
+		var p Proof
+		p.once(func() ([]Stamp, error) { return make([]Stamp, 1), nil })
+		var all sync.WaitGroup
+		begin := make(chan struct{})
+		for range 64 {
+			all.Go(func() {
+				<-begin
+				p.Answer(nil, 1<<15)
+			})
+		}
+		close(begin)
+		all.Wait()
+		if n := p.wrong.Load(); n != MostGuesses {
+			t.Fatalf("%d were", n)
+		}
 	}
 }

@@ -40,8 +40,8 @@ func (c *seenCounts) pending(b *bell) bool {
 // some is how many groups there are.
 func (c *seenCounts) some() int { return (int(c.most.Load()) + groupSlots - 1) / groupSlots }
 
-// take hands what is news to deliver.
-func (c *seenCounts) take(b *bell, deliver func(slot int, ev session.Events)) {
+// collect hands what is news to deliver.
+func (c *seenCounts) collect(b *bell, deliver func(slot int, ev session.Events)) {
 	for i := range c.some() {
 		n := b.groups[i].Load()
 		if n == c.groups[i] {

@@ -19,7 +19,7 @@ func TestNewsAreHeardOnce(t *testing.T) {
 	take := func() map[int]session.Events {
 		clear(got)
 		if h.pending(b) {
-			h.take(b, func(slot int, ev session.Events) { got[slot] |= ev })
+			h.collect(b, func(slot int, ev session.Events) { got[slot] |= ev })
 		}
 		return got
 	}
@@ -93,6 +93,6 @@ func TestWhoeverWaitsIsRung(t *testing.T) {
 			}
 			rung.Store(false)
 		}
-		far.seen.take(far.peers, func(int, session.Events) { heard.Add(1) })
+		far.seen.collect(far.peers, func(int, session.Events) { heard.Add(1) })
 	}
 }

@@ -91,19 +91,6 @@ func (a account) closeWaiting(u *userClosers) {
 	}
 }
 
-// slowest is the account of which most waits to be closed: who has what is quick to close has little.
-func (h *holdings) slowest() account {
-	h.closers.mu.Lock()
-	defer h.closers.mu.Unlock()
-	slowest, most := quota.User(overflowUID), 0
-	for user, u := range h.closers.users {
-		if n := u.threads + len(u.waiting); n > most {
-			slowest, most = user, n
-		}
-	}
-	return account{h, slowest}
-}
-
 // awaitClosing waits while too many of the user's descriptors wait to be closed, or until
 // gone is closed.
 func (a account) awaitClosing(gone <-chan struct{}) {

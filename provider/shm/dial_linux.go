@@ -83,9 +83,9 @@ func (l *link) dial(ctx context.Context) (*endpoint, error) {
 		return nil, ErrLinkGone
 	}
 	e.begin()
-	l.slots.ask(s)
+	l.slots.noteAsked(s)
 	if err := l.control.post(ctx, &message{kind: msgConnect, number: uint32(s.number)}); err != nil {
-		l.slots.refuse(s) // the peer has not got it
+		l.slots.noteRefused(s) // the peer has not got it
 		e.Abort()
 		e.Retire()
 		return nil, linkError(err)
@@ -97,13 +97,13 @@ func (l *link) dial(ctx context.Context) (*endpoint, error) {
 func (l *link) freshSlot(ctx context.Context) (*slot, error) {
 	for {
 		have := len(l.slots.list())
-		if s := l.slots.take(); s != nil {
+		if s := l.slots.allocate(); s != nil {
 			return s, nil
 		}
 		if err := l.extend(ctx, have); err != nil {
 			return nil, err
 		}
-		if l.ended() {
+		if l.over() {
 			return nil, ErrLinkGone
 		}
 	}

@@ -87,6 +87,16 @@ func TestWithdraw(t *testing.T) {
 	if closed.poll(&ev) || closed.Err() != errPeerClosed {
 		t.Errorf("the peer of one that was withdrawn in vain, and closed: %v", closed.Err())
 	}
+
+	x, y := meet(t, l)
+	defer end(x)
+	defer end(y)
+	late = x.(*endpoint)
+	late.local.v.Store(late.turn | stateWithdrawn | stateHeld)
+	late.linkDied(errMessage)
+	if p := newPeer(y); p.poll(&ev) || p.Err() != errPeerAborted {
+		t.Errorf("the peer of one that was withdrawn in vain, whose link has failed: %v", p.Err())
+	}
 }
 
 func TestDialSaysWhyNot(t *testing.T) {

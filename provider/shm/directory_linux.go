@@ -85,9 +85,9 @@ func (d directory) names(prefix string) ([]string, error) {
 	return slices.DeleteFunc(files, func(name string) bool { return !strings.HasPrefix(name, prefix) }), err
 }
 
-// takeFile takes a name in a directory, and removes others whose processes have died. giveUp has to be
-// called when nobody accepts any more.
-func takeFile(dir, prefix, name string) (u *net.UnixListener, giveUp func(), err error) {
+// listenIn listens under a name in a directory, and removes others whose processes have died. giveUp
+// has to be called when nobody accepts any more.
+func listenIn(dir, prefix, name string) (u *net.UnixListener, giveUp func(), err error) {
 	d, err := openDirectory(dir)
 	if err != nil {
 		return nil, nil, err

@@ -8,13 +8,17 @@
 // read the other's.
 //
 // Each end knows by the kernel whose process the other is, by the credentials of its messages.
-// Which TCP connection an endpoint is for, and whether the peer is at the other end of that, is
-// not said here but in the session's stream, above this package. Nothing that the peer can write
-// is trusted: indexes are checked, lengths are copied before they are checked, and segments are
-// mapped only when sealed.
+// Which TCP connection an endpoint is for, and whether the peer is at the other end of that, the
+// session's notes tell, above this package. Nothing that the peer can write is trusted: indexes
+// are checked, lengths are copied before they are checked, and segments are mapped only when
+// sealed.
 //
-// The package never speaks TCP, never touches a file system but to read what the kernel says
-// there and for names in a directory (Config.Dir), and knows nothing of the session protocol.
+// A process that accepts calls Listen; one that dials calls Names or Linked, and Dial for each name.
+// Their errors are *session.Unavailable. All functions, and a Listener's methods, may be called
+// concurrently. docs/PROTOCOL.md, "On shared memory", has what the two processes share.
+//
+// The package never uses TCP, knows nothing of the session protocol, and touches a file system
+// only to read what the kernel shows there and for names in a directory (Config.Dir).
 // Package san calls it on Linux; on other systems it has its name, and no mechanism.
 //
 // It is exported to the library's other parts: versions keep nothing of it for programs
@@ -31,9 +35,10 @@
 //	doorbell_linux.go, bell_linux.go       how the processes wake each other, and for what
 //	waiters_linux.go                       who waits at the doorbell
 //	slots_linux.go                         places for connections
-//	segment_linux.go, offer_linux.go       shared memory, and more of it
+//	segment_linux.go, extend_linux.go      shared memory, and more of it
 //	layout_linux.go                        what is where in it
 //	reclaim_linux.go, budget_linux.go      memory that is given back; how much there may be
+//	kept_linux.go                          … and that peers keep
 //	endpoint_linux.go, messages_linux.go   a connection; its messages
 //	internal/ring                          a ring, without all of this
 //	mechanisms_*.go                        what the kernel permits, for diagnosis

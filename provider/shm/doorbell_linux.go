@@ -32,7 +32,7 @@ type doorbell struct {
 
 	at     *os.File        // where the peer rings
 	wait   syscall.RawConn // of at
-	pass   int             // what the peer is to have of it; -1: it has
+	toPass int             // what the peer is to have of it; -1: it has
 	peer   int             // where to ring; -1: not known yet
 	socket bool            // peer is a socket
 	drains bool            // at is a socket
@@ -43,7 +43,7 @@ var errDoorbell = errors.New("shm: not a doorbell")
 // openEventfd is newEventfd. Tests have it fail, as before Linux 5.8.
 var openEventfd = newEventfd
 
-func (d *doorbell) open() (err error) {
+func (d *doorbell) create() (err error) {
 	at, pass, err := openEventfd()
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
 		d.drains = true
@@ -52,7 +52,7 @@ func (d *doorbell) open() (err error) {
 	if err != nil {
 		return err
 	}
-	d.at, d.pass = os.NewFile(uintptr(at), "doorbell"), pass
+	d.at, d.toPass = os.NewFile(uintptr(at), "doorbell"), pass
 	// NewFile does not report that epoll had no room for it, and then nothing would
 	// wake this process. This fails in that case.
 	if err := d.at.SetReadDeadline(time.Time{}); err != nil {
@@ -72,7 +72,7 @@ func newEventfd() (at, pass int, err error) {
 	binary.NativeEndian.PutUint64(endless[:], 1<<63)
 	pass = -1
 	if _, err = unix.Write(at, endless[:]); err == nil {
-		err = takeOne(at)
+		err = readOne(at)
 	}
 	if err == nil {
 		pass, err = unix.FcntlInt(uintptr(at), unix.F_DUPFD_CLOEXEC, 0)
@@ -94,10 +94,10 @@ func newSocketpair() (at, pass int, err error) {
 
 // passed closes the end that the peer now has.
 func (d *doorbell) passed() {
-	if d.pass >= 0 {
-		unix.Close(d.pass)
+	if d.toPass >= 0 {
+		unix.Close(d.toPass)
 	}
-	d.pass = -1
+	d.toPass = -1
 }
 
 // setPeer takes over what the peer passed, if it is of a kind on which ringing does not
@@ -114,7 +114,7 @@ func (d *doorbell) setPeer(fd int) error {
 		d.peer, d.socket = fd, true
 		return nil
 	}
-	ours, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	ours, err := unix.Eventfd(0, unix.EFD_CLOEXEC) // the own doorbell may be a socket
 	if err != nil {
 		return fmt.Errorf("shm: eventfd: %w", err)
 	}
@@ -124,7 +124,7 @@ func (d *doorbell) setPeer(fd int) error {
 	} else if got, err := inodeOf(fd); err != nil || got != want {
 		return fmt.Errorf("%w: inode %v, %v", errDoorbell, got, err)
 	}
-	if err := takeOne(fd); err != nil {
+	if err := readOne(fd); err != nil {
 		return fmt.Errorf("%w: %w", errDoorbell, err)
 	}
 	d.peer = fd
@@ -152,8 +152,8 @@ var (
 	oneVec = func() (v [1]unix.Iovec) { v[0].Base = &one[0]; v[0].SetLen(len(one)); return v }()
 )
 
-// takeOne takes one of an eventfd's count, without blocking.
-func takeOne(fd int) error {
+// readOne reads one of an eventfd's count, without blocking.
+func readOne(fd int) error {
 	const none = ^uintptr(0) // an offset of -1: a stream has none
 	_, _, errno := unix.RawSyscall6(unix.SYS_PREADV2, uintptr(fd), uintptr(unsafe.Pointer(&oneVec)), 1, none, none, unix.RWF_NOWAIT)
 	if errno != 0 {
@@ -184,14 +184,28 @@ func (d *doorbell) ring(slot int, ev session.Events) {
 	case d.socket:
 		sendOne(d.peer)
 	default:
-		_ = takeOne(d.peer) // it fails only if the peer has spoiled its own: the kernel needs no memory, and nothing interrupts it
+		_ = readOne(d.peer) // it fails only if the peer has spoiled its own: the kernel needs no memory, and nothing interrupts it
 	}
 }
 
-// close gives everything back, with the peer's descriptor at its user's expense. Nobody
-// rings any more.
+// drain takes what has come to a socket, but not what has descriptors: the kernel would close them
+// here. A queue that the peer has put some into stays as it is, until close.
+func drain(fd int) {
+	var b [64]byte
+	n, _, flags, _, err := unix.Recvmsg(fd, b[:], nil, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	if err == nil && n > 0 && flags&unix.MSG_CTRUNC == 0 {
+		unix.Read(fd, b[:n])
+	}
+}
+
+// close gives everything back, at the peer's user's expense: its descriptor, and what it has put into
+// the queue of a socket. Nobody waits or rings any more.
 func (d *doorbell) close(peerUser account) {
-	d.at.Close() // of nil it does nothing
+	if d.drains {
+		peerUser.closeLater(func() { d.at.Close() })
+	} else {
+		d.at.Close()
+	}
 	d.passed()
 	if d.peer >= 0 {
 		peerUser.closeUntrusted(d.peer)

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
@@ -17,14 +18,14 @@ func bells(t *testing.T) (near, far *doorbell) {
 	said := [2]*bell{new(bell), new(bell)}
 	for i := range ends {
 		ends[i].peer = -1
-		if err := ends[i].open(); err != nil {
+		if err := ends[i].create(); err != nil {
 			t.Fatal(err)
 		}
 		ends[i].own, ends[i].peers = said[i], said[1-i]
 		ends[i].seen.most.Store(linkSlots)
 	}
 	for i := range ends {
-		fd, err := unix.Dup(ends[1-i].pass)
+		fd, err := unix.Dup(ends[1-i].toPass)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -171,7 +172,11 @@ func TestRingDoesNotBlockOnAnEventfd(t *testing.T) {
 // ringOften rings at fd, which its owner has changed after it was passed.
 func ringOften(t *testing.T, fd int, change func(fd int) error) {
 	t.Helper()
-	d := doorbell{own: new(bell), peers: new(bell), peer: -1, pass: -1}
+	d := doorbell{own: new(bell), peers: new(bell), peer: -1, toPass: -1}
+	if err := d.create(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { d.at.Close(); d.passed() }()
 	if err := d.setPeer(fd); err != nil {
 		t.Fatal(err)
 	}
@@ -210,12 +215,54 @@ func TestOtherDescriptorsAreNoDoorbells(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(tcp)
+	d := doorbell{peer: -1}
+	if err := d.create(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { d.at.Close(); d.passed() }()
 	for name, fd := range map[string]int{
 		"an eventfd without a count": event, "a pipe": pipe[1], "TCP": tcp, "nothing": -1,
 	} {
-		d := doorbell{peer: -1}
 		if err := d.setPeer(fd); !errors.Is(err, errDoorbell) || d.peer != -1 {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// Where a doorbell is a socket, to which the peer passes one whose closing takes a minute, neither who
+// waits there nor who ends that closes it, though there is no further descriptor.
+func TestLingeringSocketAtADoorbell(t *testing.T) {
+	withLimits(t, startLimits) // its closing counts
+	bySocket(t)
+	near, far := bells(t)
+	fd := lingering(t)
+	if err := unix.Sendmsg(near.peer, one[:1], unix.UnixRights(fd), nil, unix.MSG_DONTWAIT); err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fd) // not the last
+	got, served := make(chan int, 2), make(chan struct{})
+	var a waiters
+	a.init(far, func(slot int, _ session.Events) { got <- slot })
+	go func() {
+		defer close(served)
+		a.run()
+	}()
+	for slot := range 2 {
+		near.ring(slot, session.RecvReady)
+		select {
+		case <-got:
+		case <-time.After(patience):
+			t.Fatal("nobody was woken")
+		}
+	}
+	began := time.Now()
+	testenv.WithoutDescriptors(t, func() {
+		a.stop()
+		<-served
+		far.close(accountOf(0))
+	})
+	if d := time.Since(began); d > patience/2 {
+		t.Errorf("the end took %v", d)
+	}
+	far.peer = -1 // which must not be closed twice
 }

@@ -54,7 +54,7 @@ var (
 // the first, and may send before the other's is there.
 func newEndpoint(l *link, s *slot, turn uint32) *endpoint {
 	e := &endpoint{Sleeper: &l.waiters, link: l, slot: s, local: &s.own.control.state, remote: &s.peers.control.state, turn: turn}
-	pages := s.pages.take()
+	pages := s.pages.get()
 	if pages > ring.Start && l.slots.memory.Exceeded() && l.mayPunch && punchHole(s.own.ring, pages, l.slots.memory) {
 		pages = 0
 	}
@@ -63,7 +63,7 @@ func newEndpoint(l *link, s *slot, turn uint32) *endpoint {
 	s.own.control.in.Reset()
 	e.out.Init(&s.own.control.out, s.own.cells, s.own.ring, &s.peers.control.in, l.cfg.ringMax, pages, l.slots.memory)
 	e.in.Init(&s.peers.control.out, s.peers.cells, s.peers.ring, &s.own.control.in)
-	if e.met = s.taken(); !e.met {
+	if e.met = s.accepted(); !e.met {
 		e.out.Alone()
 	}
 	return e
@@ -75,7 +75,7 @@ func (e *endpoint) begin() { e.local.v.Store(e.turn | stateOpen) }
 // discard ends an endpoint that was never attached.
 func (e *endpoint) discard() {
 	e.slot.pages.put(e.out.Pages())
-	e.link.reclaim.wake() // meanwhile it may have passed the slot by
+	e.link.reclaim.schedule() // meanwhile it may have passed the slot by
 }
 
 // Limits implements session.Endpoint.
@@ -152,7 +152,7 @@ func (e *endpoint) Describe() string {
 // the peer writes later.
 func (e *endpoint) Err() error {
 	if state := e.remote.load(e.turn); state != stateOpen {
-		e.peerEnded(state)
+		e.overByPeer(state)
 	}
 	if err := e.err.Load(); err != nil {
 		return *err
@@ -173,9 +173,9 @@ func (e *endpoint) violation(how error) {
 	e.fail(fmt.Errorf("shm: the peer broke the protocol: %v: %w", how, syscall.ECONNRESET))
 }
 
-// peerEnded ends the connection with what the peer's state in the slot means. Whoever found
+// overByPeer ends the connection with what the peer's state in the slot means. Whoever found
 // it is awake; others of the session are woken if there may be any.
-func (e *endpoint) peerEnded(state uint32) {
+func (e *endpoint) overByPeer(state uint32) {
 	err := &errPeerAborted
 	if state == stateClosed {
 		err = &errPeerClosed
@@ -189,15 +189,17 @@ func (e *endpoint) peerEnded(state uint32) {
 func (e *endpoint) linkDied(cause error) {
 	switch state := e.remote.load(e.turn); {
 	case state != stateOpen:
-		e.peerEnded(state)
+		e.overByPeer(state)
 		return
-	case !e.slot.taken():
+	case !e.slot.accepted():
 		cause = linkGone(cause)
 	case cause == errPeerGone && e.slot.own.control.out.Unread(&e.slot.peers.control.in):
 		cause = errPeerUnread
 	case cause != errPeerGone: // a peer that lives is not to take this for the end of this process
 		e.bad.Store(true)
-		e.local.v.CompareAndSwap(e.turn|stateOpen, e.turn|stateAborted|stateHeld)
+		for _, alive := range [2]uint32{stateOpen, stateWithdrawn | stateHeld} { // the latter in vain
+			e.local.v.CompareAndSwap(e.turn|alive, e.turn|stateAborted|stateHeld)
+		}
 	}
 	e.fail(cause)
 }
@@ -205,14 +207,14 @@ func (e *endpoint) linkDied(cause error) {
 // Close implements session.Endpoint. It waits at most for the reclaimer to give back
 // the ring's pages, which takes less than a millisecond.
 func (e *endpoint) Close() error {
-	e.end(stateClosed)
+	e.close(stateClosed)
 	return nil
 }
 
 // Abort implements session.Endpoint; the wait is as in Close.
-func (e *endpoint) Abort() { e.end(stateAborted) }
+func (e *endpoint) Abort() { e.close(stateAborted) }
 
-func (e *endpoint) end(state uint32) {
+func (e *endpoint) close(state uint32) {
 	e.closing.Do(func() {
 		if e.bad.Load() {
 			state = stateAborted
@@ -243,11 +245,11 @@ func (e *endpoint) Withdraw() bool {
 		return false
 	}
 	defer e.inside.Add(-1)
-	if e.slot.taken() {
+	if e.slot.accepted() {
 		return false
 	}
 	e.local.v.Store(e.turn | stateWithdrawn | stateHeld)
-	return !e.slot.taken()
+	return !e.slot.accepted()
 }
 
 // Retire implements session.Endpoint. Until then the slot keeps its memory, also when the

@@ -22,9 +22,12 @@ var (
 	errClosed      = errors.New("shm: endpoint is closed")
 )
 
-// errNoMemory: others of the peer's user have so much unread that another connection to it could
+// errNoMemory: others of the peer's user have so much unread, or kept, that another connection could
 // hold no more than ring.Start.
-var errNoMemory = fmt.Errorf("shm: the memory for what the peer's user has not read is used up: %w", unix.ENOBUFS)
+var errNoMemory = fmt.Errorf("shm: the memory for what the peer's user has not read, or keeps, is used up: %w", unix.ENOBUFS)
+
+// errNoDescriptors: links with processes of the peer's user hold all that one user may.
+var errNoDescriptors = fmt.Errorf("shm: links with the peer's user hold as many descriptors as they may: %w", unix.EMFILE)
 
 // ErrLinkGone is the error of a connection whose link has ended before the other end has taken
 // it. Another one may do.

@@ -384,7 +384,7 @@ func (x *explorer) stepOne(m *model, t *thread) bool {
 	case "sleeps?": // wake
 		t.call("met", pick(c.tail == w.tail, "met", "publish"))
 		t.goes(x.wake(m, t, &w.rung, c.sleep, 255))
-	case "freed": // freeCell: in.spareHead.Load
+	case "freed": // spareCell: in.spareHead.Load
 		if w.freed = c.freed; w.freed == w.cells {
 			w.cells++
 			c.cellMsg = t.done + 1
@@ -466,7 +466,7 @@ func (x *explorer) stepOne(m *model, t *thread) bool {
 	case "rung": // … last.Swap
 		t.goes(pick(e.rung != t.word, "ring", "rang"))
 		e.rung = t.word
-	case "ring": // takeOne, or sendOne
+	case "ring": // readOne, or sendOne
 		peer.edge = peer.edge || !peer.queue
 		peer.queue = x.drains
 		t.goes("rang")
@@ -571,7 +571,7 @@ func (x *explorer) stepOne(m *model, t *thread) bool {
 		}
 		t.goes(pick(t.fine, x.ready(), ""))
 
-	// seenCounts' take.
+	// seenCounts' collect.
 
 	case "group": // groups.Load
 		news := peer.group && here != hearsSlotsFirst

@@ -2,7 +2,6 @@ package shm
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"time"
@@ -14,7 +13,7 @@ import (
 // doorbells is, too, and gets the end of a doorbell at which it rings.
 //
 //	dialer                                acceptor
-//	(connectName: the user?)              (the listener counts links by user)
+//	(linkKey.connect: the user?)          (the listener counts links by user)
 //	make a half
 //	msgLink: half, doorbell          →    identify, check, make a half, share
 //	                                 ←    msgLinkReply: code, half, doorbell
@@ -77,22 +76,22 @@ func (l *link) requestLink(ctx context.Context, user uint32) error {
 	if err != nil {
 		return unavailable(err)
 	}
-	err = send(l.control.UnixConn, &message{kind: msgLink, version: version, number: firstSlots}, fd, l.door.pass)
+	err = send(l.control.UnixConn, &message{kind: msgLink, version: version, number: firstSlots}, fd, l.door.toPass)
 	unix.Close(fd)
 	l.door.passed()
 	var fds []int
 	if err == nil {
-		fds, err = l.takeLinkReply(m, user)
+		fds, err = l.checkLinkReply(m, user)
 	}
 	if err != nil {
-		m.unmap()
+		m.unmapKept(l.slots.memory, 0)
 	}
-	return l.takeDoorbell(fds, err)
+	return l.setDoorbell(fds, err)
 }
 
-// takeLinkReply checks the reply to a request, and shares the segment, of which own is this end's
-// half. The descriptors are for takeDoorbell.
-func (l *link) takeLinkReply(own mapping, user uint32) (fds []int, err error) {
+// checkLinkReply checks the reply to a request, and shares the segment, of which own is this end's
+// half. The descriptors are for setDoorbell.
+func (l *link) checkLinkReply(own mapping, user uint32) (fds []int, err error) {
 	var m message
 	if fds, err = receive(l.control.UnixConn, &m); err != nil {
 		return fds, err
@@ -119,18 +118,15 @@ func (l *link) replyLink() error {
 	defer l.control.SetDeadline(time.Time{})
 	var request message
 	fds, err := receive(l.control.UnixConn, &request)
-	code, half := uint8(codeOK), -1
+	code, half := uint8(codeResources), -1
 	if err == nil {
 		half, code, err = l.checkLinkRequest(&request, fds)
-	} else if errors.Is(err, errCut) {
-		code = codeResources
 	}
-	if err = l.takeDoorbell(fds, err); err == nil {
-		err = send(l.control.UnixConn, &message{kind: msgLinkReply, version: version}, half, l.door.pass)
+	if err = l.setDoorbell(fds, err); err == nil {
+		err = send(l.control.UnixConn, &message{kind: msgLinkReply, version: version}, half, l.door.toPass)
 		l.door.passed()
-		code = codeResources // if it was not sent: too many descriptors are on their way, most likely
 	}
-	if err != nil && code != codeOK {
+	if err != nil && !is(err, errMessage, errSegment, errDoorbell) { // of which the dialer gets no reply
 		_ = send(l.control.UnixConn, &message{kind: msgLinkReply, version: version, code: code})
 	}
 	if half >= 0 {
@@ -139,30 +135,27 @@ func (l *link) replyLink() error {
 	return err
 }
 
-// checkLinkRequest checks a request, and shares its segment, of which it returns this end's half.
-// With an error it returns the code that the dialer gets; codeOK: none, as it breaks the protocol.
+// checkLinkRequest checks a request, and shares its segment, of which it returns this end's half. The
+// code is why there is no link, if this or a later step fails.
 func (l *link) checkLinkRequest(m *message, fds []int) (half int, code uint8, err error) {
 	switch {
 	case m.kind != msgLink:
-		return -1, codeOK, errMessage
+		return -1, codeResources, errMessage
 	case m.version != version:
 		return -1, codeVersion, fmt.Errorf("shm: version %d", m.version)
 	case len(fds) != 2:
-		return -1, codeOK, errMessage
+		return -1, codeResources, errMessage
 	}
 	if err := l.identify(m); err != nil {
 		return -1, codeUser, err
 	}
 	half, err = l.accommodate(fds[0], m.number)
-	if err != nil && !errors.Is(err, errSegment) {
-		code = codeResources
-	}
-	return half, code, err
+	return half, codeResources, err
 }
 
-// takeDoorbell takes over the peer's doorbell, the second descriptor, unless there is
+// setDoorbell takes over the peer's doorbell, the second descriptor, unless there is
 // an error already, and closes the others.
-func (l *link) takeDoorbell(fds []int, err error) error {
+func (l *link) setDoorbell(fds []int, err error) error {
 	if err == nil {
 		err = l.door.setPeer(fds[1])
 	}

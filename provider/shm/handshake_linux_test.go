@@ -1,9 +1,11 @@
 package shm
 
 import (
+	"errors"
 	"io"
 	"math/rand"
 	"net"
+	"runtime"
 	"testing"
 	"time"
 
@@ -107,6 +109,55 @@ func TestIdleLinksAreEnded(t *testing.T) {
 	}
 	end(b)
 	busy.awaitHangUp() // though the dialing end has not retired
+}
+
+// A process that lacks a descriptor for a link says so: hanging up would mean that nobody listens.
+func TestLinkForWhichThereIsNoDescriptor(t *testing.T) {
+	leaks(t)
+	half, door := halfToPass(t), doorbellEnd(t)
+	was := openEventfd
+	t.Cleanup(func() { openEventfd = was })
+	openEventfd = func() (at, pass int, err error) { return -1, -1, unix.EMFILE }
+	s := dialRaw(t, listen(t, Config{}))
+	s.send(linkRequest(version, firstSlots), half, door)
+	if m := s.awaitHangUp(); m.kind != msgLinkReply || m.code != codeResources {
+		t.Errorf("the answer was %+v", m)
+	}
+}
+
+// … and so does one that may not do what a link takes, whichever step that is.
+func TestLinkThatMayNotBeMade(t *testing.T) {
+	leaks(t)
+	at, door, err := newEventfd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeAll([]int{at, door})
+	half := halfToPass(t)
+	for name, call := range map[string]uint32{"memfd_create": unix.SYS_MEMFD_CREATE, "fstatfs": unix.SYS_FSTATFS, "statx": unix.SYS_STATX} {
+		conns, err := unixPair()
+		if err != nil {
+			t.Fatal(err)
+		}
+		failed := make(chan error)
+		go func() {
+			runtime.LockOSThread() // for good: the filter ends with the thread
+			err := failAtThread(call, unix.EPERM)
+			if err == nil {
+				_, err = acceptLink(conns[1], Config{}.withDefaults(), nil)
+			}
+			failed <- err
+		}()
+		s := &rawPeer{t, conns[0]}
+		s.send(linkRequest(version, firstSlots), half, door)
+		if m := s.awaitHangUp(); m.kind != msgLinkReply || m.code != codeResources {
+			t.Errorf("%s: the answer was %+v", name, m)
+		}
+		if err := <-failed; !errors.Is(err, unix.EPERM) {
+			t.Errorf("%s: %v", name, err)
+		}
+		conns[0].Close()
+	}
 }
 
 func TestSlowDialersHoldUpNobody(t *testing.T) {

@@ -51,8 +51,8 @@ func (l *lifetime) unusedLocked() {
 	}
 }
 
-// ended reports whether no more connections can be made.
-func (l *lifetime) ended() bool {
+// over reports whether no more connections can be made.
+func (l *lifetime) over() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.dead

@@ -8,7 +8,7 @@ import (
 	"github.com/sanconn/san/provider/shm/internal/quota"
 )
 
-// limits are how much of this process the processes that connect to it can hold, all
+// limits are how much of this process the processes can hold that it has links with, all
 // together; those of one user can hold half of it at most, and no more than the others have
 // left free (package quota). Beyond it, dialers are told that there is no room.
 type limits struct {
@@ -17,7 +17,9 @@ type limits struct {
 	connections int64
 
 	// descriptors is half of RLIMIT_NOFILE, at most 8192. Each link counts as eight of
-	// them: it has four, and for moments as many that its peer has passed.
+	// them: it has four, and for moments as many that its peer has passed. One that this process
+	// has dialed does, too, as a peer that never reads keeps it, unless that is its own user's.
+	// A final half (newHalf) counts as one.
 	descriptors int64
 
 	// addressSpace, in bytes, is half of RLIMIT_AS, at most 16 TiB; 2 GiB where addresses

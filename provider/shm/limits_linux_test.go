@@ -2,12 +2,14 @@ package shm
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/shm/internal/quota"
 	"github.com/sanconn/san/session"
 )
@@ -88,8 +90,55 @@ func TestWhomRingsAreChargedTo(t *testing.T) {
 		want quota.User
 	}{{own, "", quota.Own}, {other, "", quota.User(other)}, {own, "/a", quota.User(own)}} {
 		l := link{peer: peerProcess{uid: tt.uid}, peerUser: accountOf(tt.uid), cfg: Config{Dir: tt.dir}}
-		if got := l.reader(); got != tt.want {
+		if got := l.ringUser(); got != tt.want {
 			t.Errorf("user %d, directory %q: charged to %d, want %d", tt.uid, tt.dir, got, tt.want)
+		}
+	}
+}
+
+// A link counts as descriptors that the peer's user holds at the dialing end as well, where the peer
+// may be another user's: it is the peer that decides how long it stays. In a directory it may be.
+func TestLinksToDialCountAsDescriptors(t *testing.T) {
+	leaks(t)
+	limits := startLimits
+	limits.descriptors = 8 * linkDescriptors
+	withLimits(t, limits)
+	inDirectory := int64(2 * linkDescriptors)
+	if mayWatch(t) {
+		inDirectory += 2 // final halves
+	}
+	for dir, want := range map[string]int64{"": linkDescriptors, t.TempDir(): inDirectory} { // one for the accepting end, here as well
+		l := listen(t, Config{Dir: dir})
+		a, err := dial(l.at, Config{Dir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer end(a)
+		counted := func(want int64) { // once what was passed has been closed
+			t.Helper()
+			testenv.Eventually(t, patience, func() error {
+				if n := held.descriptors.Used(); n != want {
+					return fmt.Errorf("directory %q: %d descriptors count, want %d", dir, n, want)
+				}
+				return nil
+			})
+		}
+		counted(want)
+		end(a)
+		b, err := l.accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		end(b)
+		counted(0)
+		rest := held.descriptors.Limit() - linkDescriptors
+		held.descriptors.Take(quota.Own, rest) // so one user gets half a link
+		_, err = Dial(t.Context(), l.at.port, l.at.name, l.at.user, Config{Dir: dir, timeout: patience})
+		held.descriptors.Return(quota.Own, rest)
+		if dir == "" {
+			wantReason(t, err, session.ReasonResources) // by the accepting end
+		} else if !errors.Is(err, errNoDescriptors) {
+			t.Errorf("beyond what it may: %v", err)
 		}
 	}
 }

@@ -23,17 +23,18 @@ import (
 // peer's end. dismantle waits for them.
 type link struct {
 	lifetime
-	role     int // 0: dialing, 1: accepting
-	cfg      Config
-	peer     peerProcess
-	payer    account // whom this process charges the link to
-	peerUser account // of the peer's user, for the descriptors that it passes
-	control  controlSocket
-	door     doorbell
-	waiters  waiters // of door
-	slots    slotTable
-	offers   offers
-	reclaim  reclaimer
+	role      int // 0: dialing, 1: accepting
+	cfg       Config
+	peer      peerProcess
+	payer     account // whom this process charges the link to
+	peerUser  account // of the peer's user, for the descriptors that it passes
+	counted   bool    // as descriptors that the peer's user holds, by this end; where it accepts, the listener does that
+	control   controlSocket
+	door      doorbell
+	waiters   waiters // of door
+	slots     slotTable
+	extending extending
+	reclaim   reclaimer
 
 	// mayPunch: memory of rings is given back while the link lives. That takes the lock of
 	// the segment's file (shmem_fallocate in Linux's mm/shmem.c), which a process that writes
@@ -63,10 +64,10 @@ var fdTableMu sync.Mutex
 // knows about the peer. It closes the socket if it fails.
 func newLink(role int, conn *net.UnixConn, cfg Config) (*link, error) {
 	l := &link{role: role, cfg: cfg, mayPunch: cfg.Dir == ""}
-	l.lifetime = lifetime{users: 1, gone: make(chan struct{}), dismantle: l.dismantle, idled: l.reclaim.wake}
+	l.lifetime = lifetime{users: 1, gone: make(chan struct{}), dismantle: l.dismantle, idled: l.reclaim.schedule}
 	l.slots.init()
-	l.offers.turn = make(chan struct{}, 1)
-	l.reclaim.pass = l.reclaimPass
+	l.extending.turn = make(chan struct{}, 1)
+	l.reclaim.sweep = l.sweep
 	fdTableMu.Lock()
 	var err error
 	l.control = controlSocket{UnixConn: conn, gone: l.gone}
@@ -76,10 +77,18 @@ func newLink(role int, conn *net.UnixConn, cfg Config) (*link, error) {
 	if l.payer, l.peerUser = ownAccount(), accountOf(l.peer.uid); role == 1 {
 		l.payer = l.peerUser
 	}
-	l.slots.memory = budget().Of(l.reader())
-	l.door.pass, l.door.peer = -1, -1
+	l.slots.memory = budget().Of(l.ringUser())
+	l.door.toPass, l.door.peer = -1, -1
+	if err == nil && !l.slots.memory.HasSure() {
+		err = errNoMemory
+	}
+	if err == nil && role == 0 && l.ringUser() != quota.Own {
+		if l.counted = l.peerUser.descriptors.Take(l.peerUser.user, linkDescriptors); !l.counted {
+			err = errNoDescriptors
+		}
+	}
 	if err == nil {
-		err = l.door.open()
+		err = l.door.create()
 	}
 	fdTableMu.Unlock()
 	if err != nil {
@@ -93,10 +102,10 @@ func newLink(role int, conn *net.UnixConn, cfg Config) (*link, error) {
 	return l, nil
 }
 
-// reader is whom this end's rings are charged to: the peer's user, who has to read them. One
+// ringUser is whom this end's rings are charged to: the peer's user, who has to read them. One
 // that could stop this process anyway may have as much as this process, but not one of another
 // container, as with a directory.
-func (l *link) reader() quota.User {
+func (l *link) ringUser() quota.User {
 	if l.peer.uid == uint32(os.Geteuid()) && l.cfg.Dir == "" {
 		return quota.Own
 	}
@@ -147,7 +156,7 @@ func (l *link) serve() {
 func (l *link) handle(m *message, fds []int, cut error) error {
 	switch {
 	case m.kind == msgSegment && l.role == 1:
-		return l.takeSegment(m, fds, cut)
+		return l.handleSegment(m, fds, cut)
 	case m.kind == msgSegmentReply && l.role == 0:
 		if cut == nil && (len(fds) == 1) != (m.code == codeOK) {
 			return fmt.Errorf("a reply to a segment with %d descriptors", len(fds))
@@ -159,15 +168,15 @@ func (l *link) handle(m *message, fds []int, cut error) error {
 	}
 	switch {
 	case m.kind == msgConnect && l.role == 1:
-		return l.takeConnect(m)
+		return l.handleConnect(m)
 	case m.kind == msgRefuse && l.role == 0:
 		return l.refused(m)
 	}
 	return fmt.Errorf("message %d", m.kind)
 }
 
-// takeConnect accepts or refuses a connection.
-func (l *link) takeConnect(m *message) error {
+// handleConnect accepts or refuses a connection.
+func (l *link) handleConnect(m *message) error {
 	s := l.slots.at(m.number)
 	if s == nil || s.ep.Load() != nil {
 		return fmt.Errorf("a connect to slot %d", m.number)
@@ -185,7 +194,7 @@ func (l *link) refused(m *message) error {
 		return fmt.Errorf("slot %d refused with code %d", m.number, m.code)
 	}
 	e := s.ep.Load() // once it is refused another one may have it
-	if !l.slots.refuse(s) {
+	if !l.slots.noteRefused(s) {
 		return fmt.Errorf("slot %d refused, which it has, or was not given", m.number)
 	}
 	err := codeError(m.code)
@@ -236,7 +245,7 @@ func (l *link) attach(e *endpoint) (code uint8) {
 	l.users++
 	e.slot.ep.Store(e)
 	if e.out.Pages() > ring.Start {
-		l.reclaim.wake()
+		l.reclaim.schedule()
 	}
 	return codeOK
 }
@@ -244,10 +253,10 @@ func (l *link) attach(e *endpoint) (code uint8) {
 // detach removes an endpoint that has retired from its slot.
 func (l *link) detach(s *slot) {
 	if s.pages.any() {
-		l.reclaim.wake()
+		l.reclaim.schedule()
 	}
 	if l.role == 0 {
-		l.slots.retire(s)
+		l.slots.giveBack(s)
 	} else if l.mayPunch {
 		l.payer.connections.Return(l.payer.user, 1)
 	}
@@ -278,9 +287,9 @@ func (l *link) die(cause error) {
 // ends it; the accepting end ends what a dialer just holds. It is a variable for tests.
 var idleTicks = [2]int{2, 5}
 
-// endIdle ends a link that has been idle for long, unless the peer has still to read: that is
+// closeIdle closes a link that has been idle for long, unless the peer has still to read: that is
 // accounted for until it has, or its process has ended. It reports whether it has to look again.
-func (l *link) endIdle() (again bool) {
+func (l *link) closeIdle() (again bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.users > 0 || l.dead {
@@ -307,8 +316,8 @@ func (l *link) teardown() {
 	l.peerUser.closeLater(func() { l.control.Close() })
 	l.door.close(l.peerUser)
 	l.peer.pidfd.Close()
-	if o := l.offers.half.Swap(nil); o != nil {
-		o.unmap()
+	if p := l.extending.half.Swap(nil); p != nil {
+		p.unmapKept(l.slots.memory, 0)
 	}
 	l.slots.unmap(l.mayPunch, l.peerGone)
 	l.mu.Lock()
@@ -318,6 +327,9 @@ func (l *link) teardown() {
 		}
 	}
 	l.mu.Unlock()
+	if l.counted {
+		l.peerUser.descriptors.Return(l.peerUser.user, linkDescriptors)
+	}
 	if l.onClose != nil {
 		l.onClose()
 	}

@@ -34,12 +34,12 @@ type linkEntry struct {
 	err   error
 }
 
-// ended reports whether a new link is needed: this one failed, or takes no more
+// over reports whether a new link is needed: this one failed, or takes no more
 // connections.
-func (e *linkEntry) ended() bool {
+func (e *linkEntry) over() bool {
 	select {
 	case <-e.ready:
-		return e.link == nil || e.link.ended() || e.link.listenerClosed.Load()
+		return e.link == nil || e.link.over() || e.link.listenerClosed.Load()
 	default:
 		return false
 	}
@@ -50,7 +50,7 @@ func (e *linkEntry) ended() bool {
 func (c *linkCache) get(ctx context.Context, key linkKey, cfg Config) (*link, error) {
 	c.mu.Lock()
 	entry, beside := c.links[key], 0
-	first := entry == nil || entry.ended()
+	first := entry == nil || entry.over()
 	if first {
 		beside = len(c.besideLocked(key))
 		entry = &linkEntry{ready: make(chan struct{})}

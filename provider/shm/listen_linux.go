@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sanconn/san/session"
 )
 
@@ -21,23 +19,19 @@ const (
 	// dialers at a time get that reply; others only see the socket close.
 	refuseTimeout = 100 * time.Millisecond
 	maxRefusing   = 16
-
-	// mostDrained is how many descriptors beyond the limit may be held by what nobody had accepted
-	// when listeners were closed: a queue has room for thousands (net.core.somaxconn).
-	mostDrained = 64
 )
 
 // Listener takes connections from processes of this host, under a name of its own. It is safe
 // for concurrent use.
 type Listener struct {
-	cfg    Config
-	name   string
-	unix   *net.UnixListener
-	giveUp func() // of a name in a directory; nil: the name ends with unix
-	take   func(session.Endpoint)
+	cfg      Config
+	name     string
+	unix     *net.UnixListener
+	giveUp   func() // of a name in a directory; nil: the name ends with unix
+	accepted func(session.Endpoint)
 
 	closed chan struct{}
-	work   sync.WaitGroup // serve, handshakes, and calls of take; none begins once done is set
+	work   sync.WaitGroup // serve, handshakes, and calls of accepted; none begins once done is set
 
 	mu         sync.Mutex // guards what follows
 	links      map[*link]struct{}
@@ -48,12 +42,12 @@ type Listener struct {
 // Listen lets processes of this host reach this process by a TCP port, under a name of the port.
 // With cfg.Dir the name is one in that directory. It fails with a *session.Unavailable.
 //
-// take is called for each connection, until Close, in the goroutine that has got it. It must not
+// accepted is called for each connection, until Close, in the goroutine that has got it. It must not
 // block: the dialing process's next connection waits for it.
-func Listen(port uint16, cfg Config, take func(session.Endpoint)) (*Listener, error) {
+func Listen(port uint16, cfg Config, accepted func(session.Endpoint)) (*Listener, error) {
 	l := &Listener{
 		cfg:        cfg.withDefaults(),
-		take:       take,
+		accepted:   accepted,
 		closed:     make(chan struct{}),
 		links:      make(map[*link]struct{}),
 		handshakes: make(map[*net.UnixConn]struct{}),
@@ -64,7 +58,7 @@ func Listen(port uint16, cfg Config, take func(session.Endpoint)) (*Listener, er
 	if cfg.Dir == "" {
 		l.unix, err = listenUnix(l.name)
 	} else {
-		l.unix, l.giveUp, err = takeFile(cfg.Dir, prefix, l.name)
+		l.unix, l.giveUp, err = listenIn(cfg.Dir, prefix, l.name)
 	}
 	if err != nil {
 		return nil, unavailable(err)
@@ -101,41 +95,11 @@ func (l *Listener) Close() error {
 	if l.giveUp != nil {
 		l.giveUp()
 	}
-	l.drain().closeLater(func() { l.unix.Close() })
+	// This has the sockets closed that nobody has accepted, too: they end at once, but what came with
+	// them may take as long to close as those who have sent it like. One such listener must not keep
+	// another from that, and the program bounds how many it closes: so each has a goroutine.
+	go l.unix.Close()
 	return nil
-}
-
-// drain closes the sockets that nobody has accepted. What came with them may take as long to close
-// as those who have sent it like, and closing the listening socket would wait for all of it. rest is
-// whose closers may wait for that: a user's, where more are left than there are descriptors for.
-func (l *Listener) drain() (rest account) {
-	rest = ownAccount() // none are left
-	rc, err := l.unix.SyscallConn()
-	if err != nil {
-		return rest
-	}
-	rc.Control(func(listener uintptr) {
-		for {
-			fd, _, err := unix.Accept4(int(listener), unix.SOCK_CLOEXEC)
-			if err != nil {
-				if is(err, unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM) {
-					rest = held.slowest()
-				}
-				return
-			}
-			unix.Shutdown(fd, unix.SHUT_RDWR) // whoever dials need not wait for that
-			payer := accountOf(overflowUID)
-			if cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-				payer = accountOf(cred.Uid)
-			}
-			payer.closeUntrusted(fd)
-			if payer.descriptors.Used() >= payer.descriptors.Limit()+mostDrained {
-				rest = held.slowest()
-				return
-			}
-		}
-	})
-	return rest
 }
 
 // serve accepts the sockets of dialing processes and makes a link with each in a goroutine, so that
@@ -154,13 +118,13 @@ func (l *Listener) serve() {
 		}
 		payer, ok := l.admit(c)
 		if ok {
-			go l.acceptLink(c, payer)
+			go l.handshake(c, payer)
 			continue
 		}
 		select {
 		case refusing <- struct{}{}:
 			go func() {
-				l.refuse(c, payer)
+				l.turnAway(c, payer)
 				<-refusing
 			}()
 		default:
@@ -173,7 +137,7 @@ func (l *Listener) serve() {
 }
 
 // admit charges a new link to the user of the dialing process, unless that holds too much or
-// the listener is closed. acceptLink has to follow.
+// the listener is closed. handshake has to follow.
 func (l *Listener) admit(c *net.UnixConn) (payer account, ok bool) {
 	payer = accountOf(overflowUID)
 	rc, err := c.SyscallConn()
@@ -195,9 +159,9 @@ func (l *Listener) admit(c *net.UnixConn) (payer account, ok bool) {
 	return payer, true
 }
 
-// refuse turns away a dialing process, with the reply that there is no room. If the listener
+// turnAway refuses a dialing process, with the reply that there is no room. If the listener
 // is being closed it just hangs up: the dialer then looks for another.
-func (l *Listener) refuse(c *net.UnixConn, peerUser account) {
+func (l *Listener) turnAway(c *net.UnixConn, peerUser account) {
 	select {
 	case <-l.closed:
 	default:
@@ -206,8 +170,8 @@ func (l *Listener) refuse(c *net.UnixConn, peerUser account) {
 	peerUser.closeLater(func() { c.Close() })
 }
 
-// acceptLink makes the link. What it was charged with is given back when it ends.
-func (l *Listener) acceptLink(c *net.UnixConn, payer account) {
+// handshake makes the link. What it was charged with is given back when it ends.
+func (l *Listener) handshake(c *net.UnixConn, payer account) {
 	defer l.work.Done()
 	k, err := acceptLink(c, l.cfg, l.accept)
 	l.mu.Lock()
@@ -251,7 +215,7 @@ func (l *Listener) accept(k *link, s *slot) (code uint8) {
 		e.Close() // in order: nothing is lost by it
 		e.Retire()
 	} else {
-		l.take(e)
+		l.accepted(e)
 	}
 	l.work.Done()
 	return codeOK

@@ -2,11 +2,9 @@ package shm
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -138,7 +136,8 @@ func TestNameOfAProcessThatHasEnded(t *testing.T) {
 }
 
 // What a process has passed before it was accepted may take a minute to close. Close does not
-// wait for it, however many threads its user's other descriptors hold.
+// wait for it, and neither do those that nobody has accepted, nor the name, however many listeners
+// have been closed like that.
 func TestCloseWithLingeringSocketsInTheQueue(t *testing.T) {
 	leaks(t)
 	limits := startLimits
@@ -147,101 +146,33 @@ func TestCloseWithLingeringSocketsInTheQueue(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)
 	us := accountOf(uint32(os.Geteuid()))
-	const closing, queued = closerThreads + mostWaiting + 1, 3
-	for range closing {
+	for range closerThreads + mostWaiting + 1 {
 		us.closeLater(func() { <-release })
 	}
-	l := listen(t, Config{})
-	dialRaw(t, l) // behind it, no more are accepted
-	fd := lingering(t)
-	for range queued {
-		dialRaw(t, l).send(linkRequest(version, firstSlots), fd)
-	}
-	unix.Close(fd)
-	closed := make(chan error)
-	go func() { closed <- l.Close() }()
-	select {
-	case err := <-closed:
-		if err != nil {
-			t.Error(err)
+	for range closerThreads + 1 {
+		l := listen(t, Config{})
+		dialRaw(t, l) // behind it, no more are accepted
+		fd := lingering(t)
+		var queue []*rawPeer
+		for range 3 {
+			s := dialRaw(t, l)
+			s.send(linkRequest(version, firstSlots), fd)
+			queue = append(queue, s)
 		}
-	case <-time.After(patience):
-		t.Error("Close waits")
-	}
-	nameIsFree(t, l.at)
-	testenv.Eventually(t, patience, func() error { // the queue's are the user's, and not the listener's
-		if n := held.descriptors.Used(); n != closing+1+queued {
-			return fmt.Errorf("%d are being closed, want %d", n, closing+1+queued)
-		}
-		return nil
-	})
-}
-
-// A queue has room for more than there are descriptors for. The rest is closed with the listening
-// socket, when the user's closers come to that, and no later dialer waits for it.
-func TestCloseWithALongQueue(t *testing.T) {
-	leaks(t)
-	limits := startLimits
-	limits.descriptors = closerThreads + mostWaiting
-	withLimits(t, limits)
-	blocked := make(chan struct{})
-	release := sync.OnceFunc(func() { close(blocked) })
-	defer release()
-	us := accountOf(uint32(os.Geteuid()))
-	for range closerThreads + mostWaiting + 1 {
-		us.closeLater(func() { <-blocked })
-	}
-	l := listen(t, Config{})
-	for range 1 + mostDrained + 20 { // behind the first, no more are accepted
-		dialRaw(t, l)
-	}
-	l.Close()
-	if n, most := held.descriptors.Used(), limits.descriptors+mostDrained+1; n > most {
-		t.Errorf("%d descriptors are being closed, want at most %d", n, most)
-	}
-	if c, err := l.at.connect(""); err == nil {
-		c.Close()
-		t.Error("there is still somebody to connect to")
-	}
-	release()
-	nameIsFree(t, l.at)
-	testenv.Eventually(t, patience, func() error {
-		if n := held.descriptors.Used(); n != 0 {
-			return fmt.Errorf("%d are held", n)
-		}
-		return nil
-	})
-}
-
-// The user whose descriptors are slow to close has the rest of a queue closed, not who has come last.
-func TestWhoseClosersWaitForALongQueue(t *testing.T) {
-	leaks(t)
-	limits := startLimits
-	limits.descriptors = closerThreads
-	withLimits(t, limits)
-	blocked := make(chan struct{})
-	defer close(blocked)
-	other := accountOf(uint32(os.Geteuid()) + 1)
-	for range closerThreads + mostDrained {
-		other.closeLater(func() { <-blocked })
-	}
-	port := freePort(t)
-	at := place{port, prefixOf("", port) + "long queue", uint32(os.Geteuid())}
-	u, err := listenUnix(at.name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer u.Close()
-	for left, want := range []account{ownAccount(), other} {
-		for range left {
-			c, err := at.connect("")
+		unix.Close(fd) // not the last: it is on its way
+		closed := make(chan error)
+		go func() { closed <- l.Close() }()
+		select {
+		case err := <-closed:
 			if err != nil {
-				t.Fatal(err)
+				t.Error(err)
 			}
-			defer c.Close()
+		case <-time.After(patience):
+			t.Error("Close waits")
 		}
-		if got := (&Listener{unix: u}).drain(); got != want {
-			t.Errorf("with %d in the queue, user %d has the rest closed, want %d", left, got.user, want.user)
+		for _, s := range queue {
+			s.awaitHangUp()
 		}
+		nameIsFree(t, l.at)
 	}
 }

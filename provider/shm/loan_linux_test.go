@@ -92,8 +92,8 @@ func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 				end(b)
 				defer withoutReclaimer(x.(*endpoint).link, y.(*endpoint).link)() // this test is it
 				for range cacheTicks + 1 {
-					x.(*endpoint).link.reclaimPass()
-					y.(*endpoint).link.reclaimPass()
+					x.(*endpoint).link.sweep()
+					y.(*endpoint).link.sweep()
 				}
 				for range 2 * firstSlots {
 					c, d := meet(t, l)
@@ -139,7 +139,7 @@ func TestLentMemoryOutlivesTheLink(t *testing.T) {
 			}
 			for range 2 * cacheTicks {
 				for _, e := range ends {
-					e.Endpoint.(*endpoint).link.reclaimPass()
+					e.Endpoint.(*endpoint).link.sweep()
 					e.check(t)
 				}
 			}

@@ -8,7 +8,7 @@ import (
 // The methods of session.Messages, which says what they do.
 
 func (e *endpoint) Reserve(least, most int) []byte {
-	if !e.open() {
+	if !e.alive() {
 		return nil
 	}
 	room, do := e.out.Reserve(least, most)
@@ -22,7 +22,7 @@ func (e *endpoint) Starved() bool { return e.out.Starved() }
 func (e *endpoint) Commit(n int) { e.afterSending(e.out.Commit(n)) }
 
 func (e *endpoint) ReserveControl(n int) []byte {
-	if !e.open() {
+	if !e.alive() {
 		return nil
 	}
 	room, do := e.out.ReserveControl(n)
@@ -32,13 +32,13 @@ func (e *endpoint) ReserveControl(n int) []byte {
 
 func (e *endpoint) CommitControl(n int) { e.afterSending(e.out.CommitControl(n)) }
 
-// open reports whether the connection lives.
-func (e *endpoint) open() bool {
+// alive reports whether the connection lives.
+func (e *endpoint) alive() bool {
 	switch v := e.remote.v.Load(); {
 	case v == e.turn|stateOpen, v == e.turn|stateWithdrawn|stateHeld:
 		e.out.Meet()
 	case v&turnMask == e.turn:
-		e.peerEnded(v & stateMask)
+		e.overByPeer(v & stateMask)
 	}
 	return e.err.Load() == nil
 }
@@ -64,7 +64,7 @@ func (e *endpoint) act(do ring.Action, news session.Events, end interface{ Err()
 		e.link.door.ring(e.slot.number, news)
 	}
 	if do&ring.Grew != 0 {
-		e.link.reclaim.wake()
+		e.link.reclaim.schedule()
 	}
 	if do&ring.Broken != 0 {
 		e.violation(end.Err())
@@ -73,7 +73,7 @@ func (e *endpoint) act(do ring.Action, news session.Events, end interface{ Err()
 
 func (e *endpoint) Poll(ev *session.Event) bool {
 	if !e.met {
-		e.met = e.slot.taken()
+		e.met = e.slot.accepted()
 	}
 	if !e.met || e.bad.Load() {
 		return false
@@ -89,7 +89,7 @@ func (e *endpoint) Poll(ev *session.Event) bool {
 		msg, do = e.in.Poll()
 		e.afterReceiving(do)
 		if msg == nil {
-			e.peerEnded(state)
+			e.overByPeer(state)
 			return false
 		}
 	}

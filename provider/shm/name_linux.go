@@ -125,12 +125,14 @@ func (k linkKey) connect() (*net.UnixConn, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("getsockopt", err)
 	}
-	if k.dir == "" && !mayBe(cred.Uid, k.user) {
-		return nil, errOwner(cred.Uid, k.user)
-	}
 	c, err := net.FileConn(f)
 	if err != nil {
 		return nil, err
+	}
+	if k.dir == "" && !mayBe(cred.Uid, k.user) {
+		f.Close() // not the last, as that process may have sent something by now
+		accountOf(cred.Uid).closeLater(func() { c.Close() })
+		return nil, errOwner(cred.Uid, k.user)
 	}
 	return c.(*net.UnixConn), nil
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/provider/shm/internal/quota"
 	"github.com/sanconn/san/session"
 )
 
@@ -45,7 +46,7 @@ func TestPeersMemoryCannotBeWritten(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				defer m.unmap()
+				defer m.unmapKept(budget().Of(quota.Own), 0)
 				defer unix.Close(half)
 				fd = half
 			}
@@ -54,7 +55,7 @@ func TestPeersMemoryCannotBeWritten(t *testing.T) {
 				unix.Munmap(mem)
 				t.Error("mapped for writing")
 			}
-			m, err := openHalf(fd, firstSlots, ownAccount(), false)
+			m, err := mapHalf(fd, firstSlots, ownAccount(), false)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -112,7 +113,7 @@ func TestPagesOfAPeerInADirectoryStay(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer unix.Close(fd)
-		defer m.unmap()
+		defer m.unmapKept(budget().Of(quota.Own), 0)
 		halves[final] = fd
 		m.mem[0] = 1
 		if err := unix.Madvise(m.mem, unix.MADV_REMOVE); (err != nil) != final {
@@ -191,6 +192,7 @@ func init() {
 // With the end of a link goes what this process has written for it, though the peer keeps the
 // descriptor.
 func TestDescriptorThatIsKept(t *testing.T) {
+	setIdleTicks(t, 1000) // the link is not to end before its first connection
 	leaks(t)
 	l := listen(t, Config{})
 	s, fd := takenHalf(t, l)
@@ -209,17 +211,41 @@ func TestDescriptorThatIsKept(t *testing.T) {
 	end(b)
 	s.conn.Close()
 	testenv.Eventually(t, patience, func() error {
-		if n := blocks(); n > 16*pageSize { // controls stay
+		if n := blocks(); n > 0 {
 			return fmt.Errorf("%d bytes are left behind the link's end", n)
 		}
 		return nil
 	})
 }
 
+// A peer that has not ended the link finds how a connection has ended, though it looks only when this
+// process has given the link up.
+func TestEndThatIsReadBehindTheLink(t *testing.T) {
+	setIdleTicks(t, 1000) // the link is not to end before its first connection
+	leaks(t)
+	l := listen(t, Config{})
+	s, fd := takenHalf(t, l)
+	b := s.connect(l, 0)
+	k := b.(*endpoint).link
+	end(newPeer(b))
+	for !k.over() { // it is idle for long
+		k.sweep()
+	}
+	s.awaitHangUp()
+	awaitNoLinks(t)
+	m, err := mapHalf(fd, firstSlots, ownAccount(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.unmap()
+	if state := m.part(0).control.state.load(0); state != stateClosed {
+		t.Errorf("the connection's state is %d", state)
+	}
+}
+
 // A link without connections stays, with what it is accounted for, while the peer has still to
 // read.
 func TestIdleLinkWithBytesUnread(t *testing.T) {
-	setIdleTicks(t, 1)
 	leaks(t)
 	l := listen(t, Config{})
 	a, b := meet(t, l)
@@ -227,10 +253,13 @@ func TestIdleLinkWithBytesUnread(t *testing.T) {
 	k := b.(*endpoint).link
 	far.fill(unreadSize)
 	end(b)
+	k.mu.Lock()
+	k.idle = idleTicks[k.role] // as many ticks later: with fewer of them it might end before the connection
+	k.mu.Unlock()
 	for range 4 {
-		k.reclaimPass()
+		k.sweep()
 	}
-	if k.ended() {
+	if k.over() {
 		t.Error("the link has ended")
 	}
 	if budget().Used() == 0 {

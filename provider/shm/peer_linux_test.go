@@ -5,12 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
@@ -272,4 +276,42 @@ func TestDialerThatHasDroppedItsPrivileges(t *testing.T) {
 	if got := PeerUser(b); got != someone {
 		t.Errorf("user %d", got)
 	}
+}
+
+// A process of another user than the one that is looked for may send something to whom it finds
+// connected, before that hangs up: closing that is not up to the dial.
+func TestWhoIsNotLookedForIsHungUpLater(t *testing.T) {
+	testenv.NeedRoot(t)
+	withLimits(t, startLimits)
+	port := freePort(t)
+	at := place{port, prefixOf("", port) + "0123456789abcdef", someone + 1}
+	var u *net.UnixListener
+	var err error
+	listening := make(chan struct{})
+	go func() {
+		defer close(listening)
+		runtime.LockOSThread() // the thread ends with the goroutine
+		unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), someone, ^uintptr(0))
+		u, err = listenUnix(at.name)
+	}()
+	if <-listening; err != nil {
+		t.Fatal(err)
+	}
+	defer u.Close()
+	release := make(chan struct{})
+	for range closerThreads {
+		accountOf(someone).closeLater(func() { <-release })
+	}
+	_, err = Dial(t.Context(), at.port, at.name, at.user, Config{timeout: patience})
+	wantReason(t, err, session.ReasonOwner)
+	if n := held.descriptors.Used(); n != closerThreads+1 {
+		t.Errorf("%d wait to be closed, want %d", n, closerThreads+1)
+	}
+	close(release)
+	testenv.Eventually(t, patience, func() error {
+		if n := held.descriptors.Used(); n != 0 {
+			return fmt.Errorf("%d have not been closed", n)
+		}
+		return nil
+	})
 }

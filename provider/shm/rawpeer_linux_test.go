@@ -43,7 +43,7 @@ func (s *rawPeer) send(b []byte, fds ...int) {
 	}
 }
 
-// hungUp waits for the listener to close the socket, and returns the last
+// awaitHangUp waits for the listener to close the socket, and returns the last
 // message that it sent before, if any.
 func (s *rawPeer) awaitHangUp() (last message) {
 	s.t.Helper()

@@ -14,19 +14,19 @@ import (
 // idle for two ticks is given back (link.mayPunch). It is a variable for tests.
 var tick = time.Second
 
-// reclaimer runs pass at every tick, as long as there is something to give back.
+// reclaimer runs sweep at every tick, as long as there is something to give back.
 type reclaimer struct {
-	pass    func() (again bool)
-	passing sync.Mutex // held by pass
+	sweep    func() (again bool)
+	sweeping sync.Mutex // held by sweep
 
 	mu      sync.Mutex // guards what follows
 	timer   *time.Timer
-	due     bool // a pass is to begin
+	due     bool // a sweep is to begin
 	stopped bool
 }
 
-// wake has pass run: there may be something to give back.
-func (r *reclaimer) wake() {
+// schedule has sweep run: there may be something to give back.
+func (r *reclaimer) schedule() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.due && !r.stopped {
@@ -36,18 +36,18 @@ func (r *reclaimer) wake() {
 }
 
 func (r *reclaimer) run() {
-	r.passing.Lock()
-	defer r.passing.Unlock()
+	r.sweeping.Lock()
+	defer r.sweeping.Unlock()
 	r.mu.Lock()
-	r.due = false // before pass looks: what is new from now on may be behind its look
+	r.due = false // before sweep looks: what is new from now on may be behind its look
 	stopped := r.stopped
 	r.mu.Unlock()
-	if !stopped && r.pass() {
-		r.wake()
+	if !stopped && r.sweep() {
+		r.schedule()
 	}
 }
 
-// stop ends the passes, and waits for one that runs.
+// stop ends the sweeps, and waits for one that runs.
 func (r *reclaimer) stop() {
 	r.mu.Lock()
 	r.stopped = true
@@ -55,8 +55,8 @@ func (r *reclaimer) stop() {
 		r.timer.Stop()
 	}
 	r.mu.Unlock()
-	r.passing.Lock()
-	defer r.passing.Unlock()
+	r.sweeping.Lock()
+	defer r.sweeping.Unlock()
 }
 
 // cachedPages are the pages that a connection has left in a slot's ring. The next one on
@@ -78,8 +78,8 @@ func (p *cachedPages) put(n uint64) {
 	p.bytes, p.ticks = n, cacheTicks
 }
 
-// take takes over what is cached.
-func (p *cachedPages) take() (n uint64) {
+// get takes over what is cached.
+func (p *cachedPages) get() (n uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n, p.bytes = p.bytes, 0
@@ -93,13 +93,13 @@ func (p *cachedPages) any() bool {
 	return p.bytes > 0
 }
 
-// reclaim calls free with what was put cacheTicks calls ago. It reports whether it has to run
+// reclaim calls punch with what was put cacheTicks calls ago. It reports whether it has to run
 // again.
-func (p *cachedPages) reclaim(free func(n uint64) bool) (again bool) {
+func (p *cachedPages) reclaim(punch func(n uint64) bool) (again bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ticks--
-	if p.bytes > 0 && p.ticks <= 0 && free(p.bytes) {
+	if p.bytes > 0 && p.ticks <= 0 && punch(p.bytes) {
 		p.bytes = 0
 	}
 	return p.bytes > 0
@@ -123,7 +123,7 @@ func punchHole(mem []byte, pages uint64, memory ring.Share) bool {
 // shrink gives back the pages of an idle ring. The reclaimer calls it. It reports whether it
 // has to run again.
 func (e *endpoint) shrink() (again bool) {
-	if !e.slot.taken() { // what the peer says it has read is of the slot's last connection
+	if !e.slot.accepted() { // what the peer says it has read is of the slot's last connection
 		return true
 	}
 	again, met := e.out.Shrink(func(pages uint64) bool { return punchHole(e.slot.own.ring, pages, e.link.slots.memory) })
@@ -133,16 +133,19 @@ func (e *endpoint) shrink() (again bool) {
 	return again
 }
 
-// reclaimPass gives back memory of rings, in use or not, and ends a link that is idle. That
+// sweep gives back memory of rings, in use or not, and ends a link that is idle. That
 // takes nothing from the peer: what it has yet to read is in its own mapping.
-func (l *link) reclaimPass() (again bool) {
+func (l *link) sweep() (again bool) {
 	if l.mayPunch {
-		again = l.slots.reclaim(l.ended())
+		l.mu.Lock()
+		peerGone := l.peerGone // of a link that only this end has ended the peer may read on
+		l.mu.Unlock()
+		again = l.slots.reclaim(peerGone)
 		for _, s := range l.slots.list() {
 			if e := s.ep.Load(); e != nil && e.shrink() {
 				again = true
 			}
 		}
 	}
-	return l.endIdle() || again
+	return l.closeIdle() || again
 }

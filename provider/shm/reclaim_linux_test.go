@@ -18,7 +18,7 @@ type stepped struct {
 
 func newStepped() *stepped {
 	r := &stepped{passes: make(chan struct{}), again: make(chan bool)}
-	r.reclaimer.pass = func() bool { r.passes <- struct{}{}; return <-r.again }
+	r.reclaimer.sweep = func() bool { r.passes <- struct{}{}; return <-r.again }
 	return r
 }
 
@@ -37,11 +37,11 @@ func (r *stepped) wantPass(t *testing.T, again bool) {
 func (r *stepped) wantRest(t *testing.T) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; runtime.Gosched() {
-		if r.passing.TryLock() {
+		if r.sweeping.TryLock() {
 			r.mu.Lock()
 			due := r.due
 			r.mu.Unlock()
-			r.passing.Unlock()
+			r.sweeping.Unlock()
 			if !due {
 				return
 			}
@@ -56,15 +56,15 @@ func (r *stepped) wantRest(t *testing.T) {
 // again when somebody wakes the reclaimer, also during a pass.
 func TestReclaimerRunsWhileThereIsSomethingToDo(t *testing.T) {
 	r := newStepped()
-	r.wake()
-	r.wake()
+	r.schedule()
+	r.schedule()
 	r.wantPass(t, true)
 	r.wantPass(t, true)
 	r.wantPass(t, false)
 	r.wantRest(t)
-	r.wake()
+	r.schedule()
 	<-r.passes
-	r.wake() // meanwhile
+	r.schedule() // meanwhile
 	r.again <- false
 	r.wantPass(t, false)
 	r.wantRest(t)
@@ -73,7 +73,7 @@ func TestReclaimerRunsWhileThereIsSomethingToDo(t *testing.T) {
 // stop waits for the pass under way, and there is none after it.
 func TestReclaimerStopsBehindItsPass(t *testing.T) {
 	r := newStepped()
-	r.wake()
+	r.schedule()
 	<-r.passes
 	stopped := make(chan struct{})
 	go func() { r.stop(); close(stopped) }()
@@ -93,7 +93,7 @@ func TestReclaimerStopsBehindItsPass(t *testing.T) {
 	}
 	r.again <- true
 	<-stopped
-	r.wake()
+	r.schedule()
 	if r.due {
 		t.Error("it runs after stop")
 	}
@@ -106,7 +106,7 @@ func TestCachedPages(t *testing.T) {
 	var freed atomic.Uint64
 	free := func(n uint64) bool { freed.Store(n); return true }
 	var p cachedPages
-	if p.reclaim(free) || p.take() != 0 {
+	if p.reclaim(free) || p.get() != 0 {
 		t.Error("there are pages that nobody has left")
 	}
 	p.put(n)
@@ -118,23 +118,23 @@ func TestCachedPages(t *testing.T) {
 	if p.reclaim(func(uint64) bool { return false }) == false || p.bytes != n {
 		t.Error("lost, though they could not be freed")
 	}
-	if p.reclaim(free) || freed.Load() != n || p.take() != 0 {
+	if p.reclaim(free) || freed.Load() != n || p.get() != 0 {
 		t.Errorf("%d of %d bytes were given back", freed.Load(), n)
 	}
 	p.put(n)
-	if p.take() != n || p.reclaim(free) {
+	if p.get() != n || p.reclaim(free) {
 		t.Error("the next connection did not take them over")
 	}
 }
 
-// take waits for a reclaim at work.
+// get waits for a reclaim at work.
 func TestTakingPagesThatAreBeingGivenBack(t *testing.T) {
 	var p cachedPages
 	taken := make(chan uint64, 1)
 	p.put(2 * ring.Start)
 	p.ticks = 1
 	p.reclaim(func(uint64) bool {
-		go func() { taken <- p.take() }()
+		go func() { taken <- p.get() }()
 		for range 100_000 { // long enough for one that does not wait
 			runtime.Gosched()
 		}

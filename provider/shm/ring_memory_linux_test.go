@@ -98,7 +98,7 @@ func TestRingShrinksWhenIdle(t *testing.T) {
 		t.Errorf("an event too many: %+v", ev)
 	}
 	testenv.Eventually(t, patience, func() error {
-		if n := a.Endpoint.(*endpoint).out.Limit(); n != ring.Start {
+		if n := a.Endpoint.(*endpoint).out.Pages(); n != ring.Start {
 			return fmt.Errorf("the ring did not shrink: %d", n)
 		}
 		return nil
@@ -153,7 +153,7 @@ func TestRingsOfADirectoryStayAsTheyAre(t *testing.T) {
 		t.Helper()
 		for range cacheTicks + 1 {
 			for _, k := range both {
-				k.reclaimPass()
+				k.sweep()
 			}
 		}
 		if used := budget().Used(); used != grown-ring.Start {
@@ -224,19 +224,19 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	if grown < 1<<20 {
 		t.Fatalf("%d bytes after a MiB", grown)
 	}
-	k.slots.reclaim(k.ended())
+	reclaimSlots(k)
 	if useSlot(t, l, 1) != warm { // keeps them warm, though its own ring has not grown
 		t.Fatal("another slot was taken")
 	}
 	for range cacheTicks - 1 {
-		if !k.slots.reclaim(k.ended()) {
+		if !reclaimSlots(k) {
 			t.Error("the reclaimer need not come again, though a slot is warm")
 		}
 		if n := resident(t, warm.own.ring); n != grown {
 			t.Errorf("%d of %d bytes are left before their time", n, grown)
 		}
 	}
-	if k.slots.reclaim(k.ended()) {
+	if reclaimSlots(k) {
 		t.Error("the reclaimer has to come again")
 	}
 	if n := resident(t, warm.own.ring); n > os.Getpagesize() { // a slice of an array touches it
@@ -397,7 +397,7 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 				}
 				end(a)
 				for range cacheTicks + 1 {
-					if !e.link.slots.reclaim(e.link.ended()) {
+					if !reclaimSlots(e.link) {
 						t.Error("the reclaimer need not come again, though the peer may read what is there")
 					}
 				}
@@ -413,7 +413,7 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 					e.link.die(errPeerGone)
 				}
 				b.Poll(new(session.Event)) // says how far it has come
-				if e.link.slots.reclaim(e.link.ended()) {
+				if reclaimSlots(e.link) {
 					t.Error("the reclaimer has to come again")
 				}
 				if used := budget().Used(); used != 0 {
@@ -488,7 +488,7 @@ func TestSenderThatFoundTheReclaimerIsWoken(t *testing.T) {
 	a, b := pair(t, Config{ringMax: 1 << 20})
 	e := a.Endpoint.(*endpoint)
 	defer withoutReclaimer(e.link)() // this test is it
-	for e.out.Limit() == ring.Start {
+	for e.out.Pages() == ring.Start {
 		a.send(make([]byte, 4096))
 	}
 	for ev := new(session.Event); b.Poll(ev); {
@@ -497,7 +497,7 @@ func TestSenderThatFoundTheReclaimerIsWoken(t *testing.T) {
 	for range 2 { // it has to find the ring as it was
 		e.shrink()
 	}
-	if e.out.Limit() != ring.Start {
+	if e.out.Pages() != ring.Start {
 		t.Fatal("the ring did not shrink")
 	}
 	if !a.out.sleep() {
@@ -505,15 +505,23 @@ func TestSenderThatFoundTheReclaimerIsWoken(t *testing.T) {
 	}
 }
 
+// reclaimSlots is what the reclaimer does for the slots of a link.
+func reclaimSlots(k *link) (again bool) {
+	k.mu.Lock()
+	peerGone := k.peerGone
+	k.mu.Unlock()
+	return k.slots.reclaim(peerGone)
+}
+
 // withoutReclaimer keeps the reclaimer from the links until resume is called.
 func withoutReclaimer(links ...*link) (resume func()) {
 	for _, k := range links {
-		k.reclaim.passing.Lock()
+		k.reclaim.sweeping.Lock()
 	}
 	return func() {
 		for _, k := range links {
-			k.reclaim.passing.Unlock()
-			k.reclaim.wake()
+			k.reclaim.sweeping.Unlock()
+			k.reclaim.schedule()
 		}
 	}
 }

@@ -16,15 +16,11 @@ type mapping struct {
 	mem   []byte
 	slots int
 	payer account
+	file  int // of a final half of this end, for unmapKept; -1: none
 }
 
 // segment is both halves.
 type segment struct{ own, peers mapping }
-
-func (s segment) unmap() {
-	s.own.unmap()
-	s.peers.unmap()
-}
 
 // halfSeals keep a side from truncating what the other has mapped, where reading would be
 // SIGBUS.
@@ -39,7 +35,7 @@ var errSegment = errors.New("shm: segment refused")
 // newHalf makes the half that this process writes, at the expense of payer. The caller passes
 // the descriptor to the peer and closes it: it cannot be written to, nor opened again for that
 // by another user. Of the own user, who could write to this process's memory anyway, a final
-// half keeps that as well; but then nobody can give memory of it back.
+// half keeps that as well; but then nobody can give memory of it back (unmapKept).
 func newHalf(slots int, payer account, final bool) (m mapping, fd int, err error) {
 	size := halfSize(slots)
 	// Beyond RLIMIT_FSIZE ftruncate raises a signal.
@@ -59,11 +55,14 @@ func newHalf(slots int, payer account, final bool) (m mapping, fd int, err error
 	if err != nil {
 		return m, -1, fmt.Errorf("shm: no descriptor for reading: %w", err)
 	}
+	watch := final && kept.mayWatch(file)
 	if err = unix.Fchmod(file, 0); err != nil {
 		err = fmt.Errorf("shm: fchmod: %w", err)
 	} else if m, err = newMapping(file, slots, payer, unix.PROT_READ|unix.PROT_WRITE); err == nil {
 		if _, err = unix.FcntlInt(uintptr(file), unix.F_ADD_SEALS, sealsOf(final)); err != nil {
 			err = fmt.Errorf("shm: sealing: %w", err)
+		} else if watch {
+			m.file, err = payer.keepFile(file)
 		}
 	}
 	if err != nil {
@@ -74,6 +73,18 @@ func newHalf(slots int, payer account, final bool) (m mapping, fd int, err error
 	return m, fd, nil
 }
 
+// keepFile returns another descriptor of a file.
+func (a account) keepFile(file int) (int, error) {
+	if !a.descriptors.Take(a.user, 1) {
+		return -1, fmt.Errorf("shm: %d of %d descriptors are in use: %w", a.descriptors.Used(), a.descriptors.Limit(), unix.EMFILE)
+	}
+	kept, err := unix.FcntlInt(uintptr(file), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		a.descriptors.Return(a.user, 1)
+	}
+	return kept, err
+}
+
 func sealsOf(final bool) int {
 	if final {
 		return finalSeals
@@ -81,8 +92,8 @@ func sealsOf(final bool) int {
 	return halfSeals
 }
 
-// openHalf checks and maps a half that the peer has made.
-func openHalf(fd, slots int, payer account, final bool) (mapping, error) {
+// mapHalf checks and maps a half that the peer has made.
+func mapHalf(fd, slots int, payer account, final bool) (mapping, error) {
 	if err := checkHalf(fd, slots, sealsOf(final)); err != nil {
 		return mapping{}, err
 	}
@@ -130,7 +141,7 @@ func newMapping(fd, slots int, payer account, prot int) (mapping, error) {
 		payer.unmapped(size)
 		return mapping{}, err
 	}
-	return mapping{mem, slots, payer}, nil
+	return mapping{mem, slots, payer, -1}, nil
 }
 
 // mapSparsely maps a file of which only what is touched is to have memory, whatever the

@@ -38,7 +38,7 @@ func memfd(t *testing.T, size int64, seals, flags int) int {
 // If a 32-bit process has no addresses for a segment of a 64-bit peer, the peer has broken no
 // rule, and existing connections go on. (Only with 32 bits does this test it: .ci/run cross.)
 func TestSegmentBeyondTheAddresses(t *testing.T) {
-	m, err := openHalf(memfd(t, halfSize(mostSlots), halfSeals, 0), mostSlots, accountOf(1), false)
+	m, err := mapHalf(memfd(t, halfSize(mostSlots), halfSeals, 0), mostSlots, accountOf(1), false)
 	m.unmap()
 	if math.MaxInt > math.MaxInt32 {
 		if err != nil {

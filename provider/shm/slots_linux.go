@@ -64,8 +64,8 @@ func (t *slotTable) add(m segment, dialing bool) {
 	}
 }
 
-// take returns a slot that neither side uses, nil if there is none.
-func (t *slotTable) take() *slot {
+// allocate returns a slot that neither side uses, nil if there is none.
+func (t *slotTable) allocate() *slot {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.reapLocked(reapLook)
@@ -81,36 +81,36 @@ func (t *slotTable) take() *slot {
 	return s
 }
 
-// ask notes that a connect is about to be sent.
-func (t *slotTable) ask(s *slot) {
+// noteAsked notes that a connect is about to be sent.
+func (t *slotTable) noteAsked(s *slot) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s.asked = true
 }
 
-// refuse notes that the peer does not take a slot. It returns false if it was not asked, or has
+// noteRefused notes that the peer does not take a slot. It returns false if it was not asked, or has
 // taken it.
-func (t *slotTable) refuse(s *slot) bool {
+func (t *slotTable) noteRefused(s *slot) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !s.asked || s.taken() {
+	if !s.asked || s.accepted() {
 		return false
 	}
 	s.asked, s.refused = false, true
 	return true
 }
 
-// taken reports whether the peer has begun the connection that the slot is at.
-func (s *slot) taken() bool { return s.peers.control.state.turn() == s.turn.Load() }
+// accepted reports whether the peer has begun the connection that the slot is at.
+func (s *slot) accepted() bool { return s.peers.control.state.turn() == s.turn.Load() }
 
-// retire gives back a slot that this end is done with. It is free when the peer is, too.
-func (t *slotTable) retire(s *slot) {
+// giveBack gives back a slot that this end is done with. It is free when the peer is, too.
+func (t *slotTable) giveBack(s *slot) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.leaving = append(t.leaving, s)
 }
 
-// reapLook is how many slots take looks at that connections have left. The last ones first:
+// reapLook is how many slots allocate looks at that connections have left. The last ones first:
 // their memory is in the processor's caches.
 const reapLook = 4
 
@@ -133,40 +133,51 @@ func (t *slotTable) reapLocked(n int) {
 }
 
 // reclaim gives back the memory that connections left some time ago in the rings that this
-// end writes. ended: the peer is gone. It reports whether it has to run again.
-func (t *slotTable) reclaim(ended bool) (again bool) {
+// end writes. It reports whether it has to run again.
+func (t *slotTable) reclaim(peerGone bool) (again bool) {
 	for _, s := range t.list() {
-		again = s.pages.reclaim(func(n uint64) bool { return (ended || s.read()) && punchHole(s.own.ring, n, t.memory) }) || again
+		again = s.pages.reclaim(func(n uint64) bool { return (peerGone || s.drained()) && punchHole(s.own.ring, n, t.memory) }) || again
 	}
 	return again
 }
 
-// read reports whether the peer needs nothing any more of what is in the ring: it may still be
+// drained reports whether the peer needs nothing any more of what is in the ring: it may still be
 // reading what the last connection has sent, or hold it. One that lies about its progress loses it,
 // and so does one that takes a connection only after its end here: it had no part in it.
-func (s *slot) read() bool {
-	return !s.taken() || s.peers.control.state.retired(s.turn.Load()) || s.own.control.out.Drained(&s.peers.control.in)
+func (s *slot) drained() bool {
+	return !s.accepted() || s.peers.control.state.retired(s.turn.Load()) || s.own.control.out.Backlog(&s.peers.control.in) == 0
 }
 
 // unread reports whether the peer has still to read what an ended connection has left.
 func (t *slotTable) unread() bool {
-	return slices.ContainsFunc(t.list(), func(s *slot) bool { return s.pages.any() && !s.read() })
+	return slices.ContainsFunc(t.list(), func(s *slot) bool { return s.pages.any() && !s.drained() })
 }
 
 // unmap unmaps all segments. Nobody here uses a slot any more. punch: it gives back what this end
-// has written first, which the peer could keep with the segment's descriptor; ended as in reclaim.
-func (t *slotTable) unmap(punch, ended bool) {
-	for _, s := range t.list() {
-		n := s.pages.take()
-		if n == 0 || !punch || !ended && !s.read() || !punchHole(s.own.ring, n, t.memory) {
-			t.memory.Return(n)
-		}
-	}
+// has written first, which the peer could keep with the segment's descriptor. One that has not
+// ended the link may still have to read, and keeps the controls that tell it how much. Without punch,
+// what is kept counts (unmapKept).
+func (t *slotTable) unmap(punch, peerGone bool) {
 	t.mu.Lock()
 	segments := t.segments
 	t.segments = nil
 	t.mu.Unlock()
+	list := t.list()
 	for _, m := range segments {
-		m.unmap()
+		written, counted := uint64(0), int64(0)
+		for _, s := range list[:m.own.slots] {
+			n := s.pages.get()
+			written += n
+			if n == 0 || !punch || !peerGone && !s.drained() || !punchHole(s.own.ring, n, t.memory) {
+				counted += int64(max(n, ring.Start) - ring.Start)
+			}
+		}
+		list = list[m.own.slots:]
+		if punch && peerGone { // bell and controls, too
+			punchHole(m.own.mem, 0, t.memory)
+		}
+		m.peers.unmap()
+		m.own.unmapKept(t.memory, written)
+		t.memory.Charge(-counted) // last: what is kept counts without a gap
 	}
 }

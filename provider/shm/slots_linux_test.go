@@ -33,7 +33,7 @@ func table(t *testing.T) *slotTable {
 
 // connected takes a slot as for a connection that the peer has accepted.
 func (t *slotTable) connected() *slot {
-	s := t.take()
+	s := t.allocate()
 	s.begin(true)
 	return s
 }
@@ -64,9 +64,9 @@ func TestSlotIsFreeOnceBothSidesHaveRetired(t *testing.T) {
 			isFree := func() bool { slots.reapLocked(1); return len(slots.free) == firstSlots }
 			if peerFirst {
 				peer.Store(s.end(stateClosed | stateHeld))
-				slots.retire(s)
+				slots.giveBack(s)
 			} else {
-				slots.retire(s)
+				slots.giveBack(s)
 				if isFree() {
 					t.Error("free while the peer's end is open")
 				}
@@ -83,7 +83,7 @@ func TestSlotIsFreeOnceBothSidesHaveRetired(t *testing.T) {
 			if len(slots.free) != firstSlots {
 				t.Error("freed twice")
 			}
-			if slots.take() != s {
+			if slots.allocate() != s {
 				t.Error("the slot that was used last is not the first to be used again")
 			}
 		})
@@ -99,15 +99,15 @@ func TestSlotOfAnAbandonedConnect(t *testing.T) {
 				slots := table(t)
 				s := slots.connected()
 				s.peers.control.state.v.Store(s.end(stateClosed))
-				slots.retire(s)
-				if slots.take() != s {
+				slots.giveBack(s)
+				if slots.allocate() != s {
 					t.Fatal("another slot")
 				}
 				s.begin(false)
 				answer := func() {
 					if !refused {
 						s.peers.control.state.v.Store(s.turn.Load())
-					} else if !slots.refuse(s) {
+					} else if !slots.noteRefused(s) {
 						t.Error("a refusal was not taken")
 					}
 				}
@@ -115,7 +115,7 @@ func TestSlotOfAnAbandonedConnect(t *testing.T) {
 					answer()
 				}
 				s.own.control.state.v.Store(s.end(stateAborted))
-				slots.retire(s)
+				slots.giveBack(s)
 				if late {
 					slots.reapLocked(1)
 					if len(slots.free) == firstSlots {
@@ -133,10 +133,10 @@ func TestSlotOfAnAbandonedConnect(t *testing.T) {
 				if len(slots.leaving) != 0 {
 					t.Error("it will be freed again")
 				}
-				if slots.refuse(s) {
+				if slots.noteRefused(s) {
 					t.Error("a refusal was taken of what had been taken, or refused")
 				}
-				if first := slots.take() == s; first == refused {
+				if first := slots.allocate() == s; first == refused {
 					t.Errorf("the first to be used again: %v", first)
 				}
 			})
@@ -144,22 +144,22 @@ func TestSlotOfAnAbandonedConnect(t *testing.T) {
 	}
 }
 
-// When none is free, take looks for slots that the peer has retired from meanwhile.
+// When none is free, allocate looks for slots that the peer has retired from meanwhile.
 func TestTakeReapsWhatThePeerIsDoneWith(t *testing.T) {
 	slots := table(t)
 	var all []*slot
 	for range firstSlots {
 		all = append(all, slots.connected())
 	}
-	if slots.take() != nil {
+	if slots.allocate() != nil {
 		t.Fatal("a slot too many")
 	}
-	slots.retire(all[5])
-	if slots.take() != nil {
+	slots.giveBack(all[5])
+	if slots.allocate() != nil {
 		t.Fatal("a slot that the peer still uses")
 	}
 	all[5].peers.control.state.v.Store(all[5].end(stateClosed))
-	if slots.take() != all[5] {
+	if slots.allocate() != all[5] {
 		t.Error("the slot that both are done with was not found")
 	}
 	for _, n := range []uint32{firstSlots, math.MaxUint32} {

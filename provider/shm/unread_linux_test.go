@@ -80,3 +80,37 @@ func TestProcessThatDiesBeforeItHasReadAll(t *testing.T) {
 		})
 	}
 }
+
+// What a peer has yet to read stays while the link ends, as nobody here uses it any more.
+func TestUnreadStaysWhileAnUnusedLinkEnds(t *testing.T) {
+	leaks(t)
+	l := listen(t, Config{})
+	x, y := meet(t, l)
+	a, b := newPeer(x), newPeer(y)
+	defer end(a)
+	k := y.(*endpoint).link
+	ending := make(chan struct{})
+	k.mu.Lock()
+	dismantle := k.lifetime.dismantle
+	k.lifetime.dismantle = func() { <-ending; dismantle() }
+	k.mu.Unlock()
+	defer close(ending)
+	defer withoutReclaimer(k)() // this test is it
+	const n = 20
+	msg := make([]byte, 4096)
+	for i := range n {
+		pattern(msg, uint64(i))
+		if !b.send(msg) {
+			t.Fatal(b.Err())
+		}
+	}
+	end(b)
+	l.Close()
+	if !k.over() {
+		t.Error("the link goes on")
+	}
+	for range cacheTicks {
+		k.sweep()
+	}
+	readPatterns(t, a, len(msg), n)
+}

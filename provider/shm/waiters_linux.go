@@ -1,12 +1,9 @@
 package shm
 
 import (
-	"errors"
-	"os"
 	"sync"
+	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sanconn/san/session"
 )
@@ -26,6 +23,7 @@ type waiters struct {
 	ready   func(fd uintptr) bool // made once: in the loop it would be allocated for each wait
 
 	dispatch chan struct{} // has the dispatcher wait at the doorbell; holds one
+	stopped  atomic.Bool   // before a deadline ends the wait that is under way
 
 	mu       sync.Mutex             // guards what follows; nothing that blocks under it
 	sleepers map[chan struct{}]bool // by their channels: has one a token, and is about to go
@@ -39,13 +37,12 @@ func (w *waiters) init(d *doorbell, deliver func(slot int, ev session.Events)) {
 	w.door, w.deliver = d, deliver
 	w.dispatch = make(chan struct{}, 1)
 	w.sleepers = make(map[chan struct{}]bool)
-	var drain [64]byte
 	w.ready = func(fd uintptr) bool {
 		// Each ring is an edge for epoll, unless the queue of a socket is full; so that is
 		// read before asleep is set. News are looked for after that, and asleep is set
 		// before every look, because there is one ring for each time.
 		if d.drains {
-			unix.Read(int(fd), drain[:])
+			drain(int(fd))
 		}
 		d.own.asleep.Set(0)
 		return d.seen.pending(d.peers)
@@ -55,18 +52,15 @@ func (w *waiters) init(d *doorbell, deliver func(slot int, ev session.Events)) {
 
 // run is the dispatcher, until stop.
 func (w *waiters) run() {
-	for {
-		switch err := w.door.wait.Read(w.ready); {
-		case errors.Is(err, os.ErrDeadlineExceeded): // a Rouse that came late
+	for !w.stopped.Load() {
+		if w.door.wait.Read(w.ready) != nil { // stop, or a Rouse that came late
 			w.door.at.SetReadDeadline(time.Time{})
 			continue
-		case err != nil:
-			return
 		}
 		w.mu.Lock()
 		w.roused = false
 		w.mu.Unlock()
-		w.door.seen.take(w.door.peers, w.deliver)
+		w.door.seen.collect(w.door.peers, w.deliver)
 		if !w.dispatches() {
 			<-w.dispatch
 		}
@@ -121,16 +115,12 @@ func (w *waiters) lead(wake chan struct{}) {
 			return
 		default:
 		}
-		switch err := w.door.wait.Read(w.ready); {
-		case errors.Is(err, os.ErrDeadlineExceeded): // Rouse
+		if w.door.wait.Read(w.ready) != nil { // Rouse
 			w.door.at.SetReadDeadline(time.Time{})
 			continue
-		case err != nil: // stop: whoever uses the link has been woken
-			<-wake
-			return
 		}
 		w.setLeader(nil) // it looks there anyway
-		w.door.seen.take(w.door.peers, w.deliver)
+		w.door.seen.collect(w.door.peers, w.deliver)
 		w.setLeader(wake)
 	}
 }
@@ -176,9 +166,10 @@ func (w *waiters) Rest() {
 	}
 }
 
-// stop ends the dispatcher.
+// stop ends the dispatcher. Nobody sleeps any more.
 func (w *waiters) stop() {
-	w.door.at.Close() // which ends all waits at it
+	w.stopped.Store(true)
+	w.door.at.SetReadDeadline(longAgo)
 	w.wakeDispatcher()
 }
 

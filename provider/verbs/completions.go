@@ -39,21 +39,21 @@ func (q *queuePair) notice() {
 
 // drainLocked takes what the completion queue has, and publishes the end behind all of it.
 func (q *queuePair) drainLocked() {
-	q.takeLocked()
-	q.settleLocked()
+	q.reapLocked()
+	q.publishFlushedLocked()
 }
 
 // dryPolls is how often one call into C polls a queue that was empty last time: the
 // caller most likely waits, and a poll takes a fraction of the call.
 const dryPolls = 8
 
-// takeLocked takes completions without publishing an end.
-func (q *queuePair) takeLocked() {
+// reapLocked reaps completions without publishing an end.
+func (q *queuePair) reapLocked() {
 	if q.closed {
 		return
 	}
-	q.taking = true
-	defer func() { q.taking = false }()
+	q.reaping = true
+	defer func() { q.reaping = false }()
 	for {
 		times := 1
 		if q.dry {

@@ -35,7 +35,7 @@ type resources struct {
 // when it fails.
 func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive bool, toInit func(*ibv.QP) error) (*Endpoint, error) {
 	peer = peer.Unmap().WithZone("")
-	e, err := dev.ready.take(peer, cfg), error(nil)
+	e, err := dev.ready.get(peer, cfg), error(nil)
 	if e == nil {
 		e, err = makeEndpoint(dev, peer, cfg)
 	}
@@ -57,7 +57,7 @@ func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive boo
 			id.reject(refusalFor(err))
 		}
 		e.q.close(err)
-		e.free()
+		e.destroy()
 		e.Retire()
 		return nil, err
 	}
@@ -89,13 +89,13 @@ func (r *resources) create() (err error) {
 		return err
 	}
 	queues := r.dev.lockedByQueues(r.sends(), r.cfg.buffers)
-	for r.cfg = r.cfg.fitting(memlockLeft(), queues); ; {
+	for r.cfg = r.cfg.fitting(memlockAvailable(), queues); ; {
 		err = r.createQueues()
 		smaller, ok := r.cfg.smaller()
 		if !ok || !errors.Is(err, syscall.ENOMEM) {
 			return err
 		}
-		r.freeQueues()
+		r.destroyQueues()
 		r.messages.free()
 		r.cfg = smaller
 	}
@@ -186,9 +186,9 @@ func limits(e *Endpoint) session.Limits {
 	}
 }
 
-// freeQueues gives back what createQueues has made, but for the memory and the queue
+// destroyQueues gives back what createQueues has made, but for the memory and the queue
 // pair, which is gone or was not made.
-func (r *resources) freeQueues() {
+func (r *resources) destroyQueues() {
 	r.messages.deregister()
 	if r.q.cq != nil {
 		r.q.cq.Close()
@@ -206,9 +206,9 @@ func (r *resources) completedLocked(wc *ibv.WC) {
 	case kindSend:
 		r.send.sentLocked(wc)
 	case kindRead:
-		r.mem.movedLocked(wc, &r.mem.reads)
+		r.mem.transferredLocked(wc, &r.mem.reads)
 	case kindWrite:
-		r.mem.movedLocked(wc, &r.mem.writes)
+		r.mem.transferredLocked(wc, &r.mem.writes)
 	case kindUnbind:
 		r.mem.windows.unboundLocked(wc)
 	}

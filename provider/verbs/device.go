@@ -163,30 +163,20 @@ func (d *device) close() {
 	d.ctx.Close() // of librdmacm: stays open
 }
 
-// add has an endpoint that is to be connected end with the device, and keep what its domain has
-// cached. What is ready does neither (rule R5).
+// add has an endpoint that is to be connected end with the device.
 func (d *device) add(e *Endpoint) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.endpoints[e] = struct{}{}
-	e.dom.users++
 }
 
-// remove ends that. With a shared domain's last connection all goes that is cached, also
-// where a listener keeps the device: what the next connection registers again costs less than
-// its queue pair.
+// remove ends that.
 func (d *device) remove(e *Endpoint) {
 	d.mu.Lock()
-	last := false
+	defer d.mu.Unlock()
 	if _, added := d.endpoints[e]; added {
 		delete(d.endpoints, e)
-		e.dom.users--
-		last = e.dom.shared && e.dom.users == 0
 		d.ready.full.Store(false)
-	}
-	d.mu.Unlock()
-	if last {
-		e.dom.cache.Empty()
 	}
 }
 

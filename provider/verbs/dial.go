@@ -84,7 +84,7 @@ func (d *dialing) connect(ctx context.Context) (*Endpoint, error) {
 	}
 	if err != nil {
 		if d.e != nil {
-			d.e.abandon()
+			d.e.abortUnused()
 		}
 		return nil, err
 	}
@@ -194,7 +194,7 @@ func (d *dialing) requestIWARP(ctx context.Context, param ibv.ConnParam) error {
 		select {
 		case called <- err:
 		case <-gone:
-			e.abandon()
+			e.abortUnused()
 		}
 	})
 	if !ok {

@@ -5,7 +5,9 @@
 //
 // It knows nothing of the session protocol or of net.Conn, leaves retries to the
 // session where it can decide, and never reads memory that it registers. Package san
-// calls Listen, Dial and ServedBy; the session calls the Endpoint.
+// calls Listen, Dial and ServedBy; the session calls the Endpoint. What goes between the
+// two ends is in docs/PROTOCOL.md, "On RDMA". All functions, and a Listener's methods, may
+// be called concurrently; an Endpoint's as session.Endpoint has it.
 //
 // It is exported to the library's other parts: versions keep nothing of it for programs
 // (docs/COMPATIBILITY.md).

@@ -14,7 +14,6 @@ type domain struct {
 	pd     *ibv.PD
 	cache  *regcache.Cache
 	shared bool // by connections of its device, which keeps it
-	users  int  // connections that are in it; guarded by mu of the device
 }
 
 // sharesDomain reports whether a new endpoint is in the shared domain. By default it is

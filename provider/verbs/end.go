@@ -22,7 +22,7 @@ const (
 // iWARP (twice teardownTime), and for as long as the kernel takes to register and
 // deregister memory.
 func (e *Endpoint) Close() error {
-	e.ending.Do(func() {
+	e.closing.Do(func() {
 		e.sendDisconnect()
 		e.tearDown(true, teardownTime)
 	})
@@ -32,12 +32,12 @@ func (e *Endpoint) Close() error {
 // Abort implements session.Endpoint. It blocks for at most teardownTime on iWARP, and for
 // the kernel as Close does.
 func (e *Endpoint) Abort() {
-	e.ending.Do(func() { e.tearDown(false, teardownTime) })
+	e.closing.Do(func() { e.tearDown(false, teardownTime) })
 }
 
-// abandon ends a connection that was never handed out. It waits for less than Abort.
-func (e *Endpoint) abandon() {
-	e.ending.Do(func() { e.tearDown(false, 0) })
+// abortUnused ends a connection that was never handed out. It waits for less than Abort.
+func (e *Endpoint) abortUnused() {
+	e.closing.Do(func() { e.tearDown(false, 0) })
 	e.Retire()
 }
 
@@ -45,13 +45,13 @@ func (e *Endpoint) abandon() {
 func (e *Endpoint) Retire() {
 	if !e.retired.Swap(true) {
 		e.mem.allocs.PutAll() // what was not freed
-		e.letGo()
+		e.unrefMessages()
 	}
 }
 
-// letGo ends one use of the memory of messages: by the device, whose queue pair may still
+// unrefMessages ends one use of the memory of messages: by the device, whose queue pair may still
 // be being destroyed when Abort returns on iWARP, and by the session.
-func (r *resources) letGo() {
+func (r *resources) unrefMessages() {
 	if r.inUse.Add(-1) == 0 {
 		r.messages.free()
 	}
@@ -74,7 +74,7 @@ var errClosed = fmt.Errorf("verbs: closed at this end: %w", syscall.ENOTCONN)
 func (e *Endpoint) tearDown(orderly bool, wait time.Duration) {
 	e.q.close(errClosed)
 	if !e.mayBlock() {
-		e.free()
+		e.destroy()
 		return
 	}
 	if orderly {
@@ -84,16 +84,16 @@ func (e *Endpoint) tearDown(orderly bool, wait time.Duration) {
 	e.q.toErrorLocked()
 	e.q.mu.Unlock()
 	e.mem.revokeAll() // now: another connection of a shared domain could use the keys
-	blocking.run(wait, e.free)
+	blocking.run(wait, e.destroy)
 	e.q.publish()
 }
 
 // mayBlock reports whether the calls that end the connection may wait for the network.
 func (r *resources) mayBlock() bool { return r.q.cm != nil && r.dev.iwarp() }
 
-// free gives back what there is, in the order that the kernel wants.
-func (e *Endpoint) free() {
-	e.freeObjects()
+// destroy gives back what there is, in the order that the kernel wants.
+func (e *Endpoint) destroy() {
+	e.destroyObjects()
 	e.dev.remove(e)
 	if e.tcp != nil {
 		e.tcp.Close()
@@ -107,14 +107,18 @@ func (e *Endpoint) free() {
 	}
 }
 
-// freeObjects gives back the queue pair before the registrations, those before the protection domain.
-func (r *resources) freeObjects() {
+// destroyObjects gives back the queue pair before the registrations, those before the protection domain.
+func (r *resources) destroyObjects() {
 	r.destroyQP()
 	r.q.publish()
 	r.mem.close()
-	r.freeQueues()
-	r.letGo()
-	if r.dom != nil && !r.dom.shared {
+	r.destroyQueues()
+	r.unrefMessages()
+	switch {
+	case r.dom == nil:
+	case r.dom.shared:
+		r.mem.user.Leave()
+	default:
 		r.dom.close()
 	}
 }
@@ -141,10 +145,10 @@ func (r *resources) destroyQP() {
 	})
 }
 
-// giveUp implements completer: the device has gone, or the transfers were posted while
+// flushTimedOut implements completer: the device has gone, or the transfers were posted while
 // the queue pair failed (siw never flushes those). Until the queue pair is destroyed the
 // device may use their memory.
-func (r *resources) giveUp() {
+func (r *resources) flushTimedOut() {
 	if r.mayBlock() {
 		blocking.run(0, r.abandonTransfers)
 	} else {
@@ -157,7 +161,7 @@ func (r *resources) abandonTransfers() {
 	r.q.mu.Lock()
 	defer r.q.mu.Unlock()
 	if r.q.closed {
-		return // free ends them
+		return // destroy ends them
 	}
 	r.q.drainLocked()
 	r.mem.abandonLocked(r.q.cause)

@@ -26,7 +26,7 @@ type Endpoint struct {
 	watch   sync.WaitGroup // for its end
 	limits  session.Limits
 	passive bool
-	ending  sync.Once
+	closing sync.Once
 	retired atomic.Bool
 }
 

@@ -130,7 +130,7 @@ func (a attachment) connect(ctx context.Context, conn net.Conn, cfg Config, pass
 		refuseExchange(conn, refusalFor(err))
 	}
 	if e != nil {
-		e.abandon()
+		e.abortUnused()
 	}
 	conn.Close()
 	return nil, callError(err)

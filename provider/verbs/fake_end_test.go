@@ -41,7 +41,7 @@ func testEndWaitsForTransfers(t *testing.T) {
 	port := 47_000
 	for what, over := range map[string]func(*Endpoint){
 		"a read that is flushed":     func(e *Endpoint) { e.complete(ibv.WC{ID: kindRead, Status: ibv.WRFlushErr}) },
-		"a read that is not flushed": func(e *Endpoint) { e.giveUp() },
+		"a read that is not flushed": func(e *Endpoint) { e.flushTimedOut() },
 		"a read that ends well": func(e *Endpoint) {
 			f.set(fakeCompleted, int64(kindRead))
 			f.set(fakeCompletions, 1)
@@ -151,8 +151,8 @@ func testEndBehindDisconnect(t *testing.T) {
 	}
 
 	// The peer's disconnection may be ahead of its messages.
-	defer func(was time.Duration) { lastWords = was }(lastWords)
-	lastWords = time.Hour
+	defer func(was time.Duration) { disconnectGrace = was }(disconnectGrace)
+	disconnectGrace = time.Hour
 	e, _ = started(t, 47_023)
 	e.q.hangUp(deviceError(syscall.EIO), func() {})
 	if err := e.Err(); err != nil {
@@ -165,7 +165,7 @@ func testEndBehindDisconnect(t *testing.T) {
 	if err := e.Err(); !errors.Is(err, syscall.EPIPE) {
 		t.Errorf("behind the disconnection, and the peer's last message: %v", err)
 	}
-	lastWords = time.Millisecond
+	disconnectGrace = time.Millisecond
 	e, _ = started(t, 47_024)
 	disconnected := make(chan struct{})
 	e.q.hangUp(deviceError(syscall.EIO), func() { close(disconnected) })
@@ -203,7 +203,7 @@ func testUnflushedTransfers(t *testing.T) {
 		for what, end := range map[string]func(*Endpoint){
 			"not flushed": func(e *Endpoint) {
 				e.q.fail(deviceError(syscall.EIO))
-				e.giveUp()
+				e.flushTimedOut()
 			},
 			"aborted": (*Endpoint).Abort,
 		} {

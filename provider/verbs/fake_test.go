@@ -381,12 +381,12 @@ func fakePair(t *testing.T, port int, cfg Config) (a, b *Endpoint) {
 func (e *Endpoint) complete(wcs ...ibv.WC) {
 	e.q.mu.Lock()
 	defer e.q.mu.Unlock()
-	e.q.taking = true
+	e.q.reaping = true
 	for i := range wcs {
 		e.completedLocked(&wcs[i])
 	}
-	e.q.taking = false
-	e.q.settleLocked()
+	e.q.reaping = false
+	e.q.publishFlushedLocked()
 }
 
 // wakes are the events that a session is woken for.

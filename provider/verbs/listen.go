@@ -151,7 +151,7 @@ func acceptRequest(ctx context.Context, cm *cmID, request ibv.ConnParam, cfg Con
 		err = e.established(ctx)
 	}
 	if err != nil {
-		e.abandon()
+		e.abortUnused()
 		return nil, err
 	}
 	return e, nil

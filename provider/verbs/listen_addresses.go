@@ -228,7 +228,7 @@ func (x *listenID) bind(at netip.AddrPort) (err error) {
 // close is called once: by whoever has taken x out of ids, or has not put it there.
 func (x *listenID) close() {
 	if x.dev != nil {
-		x.dev.release() // before the id, as in Endpoint.free
+		x.dev.release() // before the id, as in Endpoint.destroy
 	}
 	if x.id != nil {
 		x.id.Close()
@@ -237,11 +237,12 @@ func (x *listenID) close() {
 }
 
 // event handles a connect request, or the device's removal, after which this id gets no
-// more events even if the device comes back. Nothing here blocks: more requests than
-// the kernel queues would be lost.
+// more events even if the device comes back, nor where its address has gone over to another
+// (cma_netdev_change in core/cma.c). Nothing here blocks: more requests than the kernel queues would be
+// lost.
 func (x *listenID) event(ev ibv.Event) {
 	switch ev.Type {
-	case ibv.DeviceRemoval:
+	case ibv.DeviceRemoval, ibv.AddrChange:
 		x.l.deviceGone(x)
 	case ibv.ConnectRequest:
 		if cm := hub.adopt(ev.ID, x.channel); cm != nil {

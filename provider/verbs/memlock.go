@@ -50,9 +50,9 @@ var memlock = sync.OnceValue(func() int {
 // lockedQueues is how many bytes the devices' queues take of the limit.
 var lockedQueues atomic.Int64
 
-// memlockLeft is what is left of the limit when everything unused has been
+// memlockAvailable is what is left of the limit when everything unused has been
 // given back, 0 if none applies.
-func memlockLeft() int {
+func memlockAvailable() int {
 	if memlock() == 0 {
 		return 0
 	}

@@ -80,7 +80,7 @@ func TestLockedQueuesOfMLX5(t *testing.T) {
 	memlock = func() int { return limit }
 	const queues = 32<<10 + 4<<10 + 8<<10 // 70 sends of 448 bytes, receives, completions
 	nothingLeft(t)
-	before := memlockLeft()
+	before := memlockAvailable()
 	a, b, err := connect(listen(t, Config{}), Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestLockedQueuesOfMLX5(t *testing.T) {
 			t.Errorf("queues of %d bytes, want %d", e.locked, queues)
 		}
 	}
-	if left := memlockLeft(); before-left < a.locked+b.locked {
+	if left := memlockAvailable(); before-left < a.locked+b.locked {
 		t.Errorf("%d bytes left of %d, with queues of %d at each end", left, before, a.locked)
 	}
 	a.discard()

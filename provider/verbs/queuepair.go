@@ -30,9 +30,9 @@ type queuePair struct {
 	closed    bool        // by this end: its queues are being destroyed
 	destroyed bool        // qp is, or is about to be
 	cause     error       // why the connection is over; nil while it lives
-	late      *time.Timer // calls user.giveUp when transfers outlast cause
+	late      *time.Timer // calls user.flushTimedOut when transfers outlast cause
 	wcs       [32]ibv.WC
-	taking    bool // takeLocked runs: wcs is in use
+	reaping   bool // reapLocked runs: wcs is in use
 	dry       bool // the last poll found nothing
 }
 
@@ -42,9 +42,9 @@ type completer interface {
 	completedLocked(*ibv.WC)
 	// transfersLocked is how many transfers to and from memory of this end are under way.
 	transfersLocked() int
-	// giveUp ends transfers whose completions did not come within flushTime, and
+	// flushTimedOut ends transfers whose completions did not come within flushTime, and
 	// publishes the end.
-	giveUp()
+	flushTimedOut()
 }
 
 // A work request's ID is its kind in the top byte, and below it a count of its
@@ -88,13 +88,13 @@ func (q *queuePair) wake(ev session.Events) {
 // one of them may give an earlier reason. It is reported once no RDMA read or write of
 // this end is under way: by then Poll has the completions of all that was flushed.
 func (q *queuePair) failLocked(err error) {
-	if q.taking { // drainLocked goes on, and publishes
+	if q.reaping { // drainLocked goes on, and publishes
 		q.cause = cmp.Or(q.cause, err)
 		return
 	}
-	q.takeLocked()
+	q.reapLocked()
 	q.cause = cmp.Or(q.cause, err)
-	q.settleLocked()
+	q.publishFlushedLocked()
 }
 
 // flushTime bounds how long a connection that has failed waits for the
@@ -111,11 +111,11 @@ func (q *queuePair) fail(err error) {
 	}
 }
 
-// lastWords is how long a peer's messages may come behind its end, which rdma_cm or TCP
+// disconnectGrace is how long a peer's messages may come behind its end, which rdma_cm or TCP
 // reports. Their acknowledgements came before it, but a device acknowledges what it has yet
 // to complete: microseconds, longer where the processors are busy (hwsim's is a thread). It
 // is a variable for tests.
-var lastWords = 100 * time.Millisecond
+var disconnectGrace = 100 * time.Millisecond
 
 // hangUp ends the connection and the peer's access behind the peer's last message, and then
 // calls disconnect. It does not block.
@@ -131,7 +131,7 @@ func (q *queuePair) hangUp(err error, disconnect func()) {
 	if over {
 		end()
 	} else {
-		time.AfterFunc(lastWords, end) // without effect on an endpoint that has ended
+		time.AfterFunc(disconnectGrace, end) // without effect on an endpoint that has ended
 	}
 }
 
@@ -151,8 +151,8 @@ func (q *queuePair) toErrorLocked() {
 	}
 }
 
-// settleLocked publishes the end, or waits for the transfers under way.
-func (q *queuePair) settleLocked() {
+// publishFlushedLocked publishes the end, or waits for the transfers under way.
+func (q *queuePair) publishFlushedLocked() {
 	switch {
 	case q.cause == nil || q.published.Load() != nil:
 	case q.user.transfersLocked() == 0:
@@ -161,7 +161,7 @@ func (q *queuePair) settleLocked() {
 		if q.notified.CompareAndSwap(false, true) {
 			q.cq.Notify()
 		}
-		q.late = time.AfterFunc(flushTime, q.user.giveUp)
+		q.late = time.AfterFunc(flushTime, q.user.flushTimedOut)
 	}
 }
 
@@ -201,4 +201,4 @@ func statusError(wc *ibv.WC) error {
 	return fmt.Errorf("verbs: %w: %w", wc.Err(), errno)
 }
 
-var errEnded = fmt.Errorf("verbs: the connection has ended: %w", syscall.ENOTCONN)
+var errOver = fmt.Errorf("verbs: the connection has ended: %w", syscall.ENOTCONN)

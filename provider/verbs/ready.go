@@ -46,8 +46,8 @@ func (r *readyPool) pick(suits func(*Endpoint) bool) *Endpoint {
 	return e
 }
 
-// take returns an endpoint that was made ahead, now the peer's; nil: there is none that suits.
-func (r *readyPool) take(peer netip.Addr, cfg Config) *Endpoint {
+// get returns an endpoint that was made ahead, now the peer's; nil: there is none that suits.
+func (r *readyPool) get(peer netip.Addr, cfg Config) *Endpoint {
 	to := share{cfg.control, peer}
 	e := r.pick(func(e *Endpoint) bool {
 		c := e.cfg
@@ -121,6 +121,6 @@ func (c Config) sizes() [3]int { return [...]int{c.buffers, c.bufferSize, c.send
 // unmake frees an endpoint that has had no connection.
 func (e *Endpoint) unmake() {
 	e.q.close(errClosed)
-	e.freeObjects()
+	e.destroyObjects()
 	e.Retire()
 }

@@ -169,7 +169,7 @@ func TestReadyForOthers(t *testing.T) {
 	shares.m[full] = all
 	shares.mu.Unlock()
 	ready = readyNumbers(a.dev)
-	if e := a.dev.ready.take(full.peer, a.cfg); e != nil {
+	if e := a.dev.ready.get(full.peer, a.cfg); e != nil {
 		t.Error("a peer that has its share got one more")
 		a.dev.ready.putBack(e)
 	}
@@ -212,7 +212,7 @@ func TestReadyOfAFailedDevice(t *testing.T) {
 	cfg := Config{Disable: session.FeatureWindows}
 	_, a, _ := pairWithReady(t, cfg)
 	a.dev.fail(deviceError(syscall.EIO))
-	if e := a.dev.ready.take(a.peer, a.cfg); e != nil {
+	if e := a.dev.ready.get(a.peer, a.cfg); e != nil {
 		t.Error("an endpoint was taken of a device that has failed")
 		a.dev.ready.putBack(e)
 	}

@@ -22,8 +22,9 @@ type remote struct {
 	send      *sendQueue
 	dev       *device
 	dom       *domain
-	maxExpose int // bytes of one exposure
-	maxRDMA   int // bytes of one Read or Write
+	user      *regcache.User // of the domain's cache
+	maxExpose int            // bytes of one exposure
+	maxRDMA   int            // bytes of one Read or Write
 
 	// use is read-locked by Expose, Revoke, Read and Write while they hold memory of
 	// the domain: the endpoint's end waits for those that began before it.
@@ -57,7 +58,7 @@ type transfer struct {
 }
 
 func (r *remote) open(cfg Config, dev *device, dom *domain) {
-	r.dev, r.dom = dev, dom
+	r.dev, r.dom, r.user = dev, dom, dom.cache.NewUser()
 	r.maxExpose = min(exposeLimit(memlock()), dev.most.registration)
 	r.maxRDMA = min(maxRDMA, dev.most.registration, dev.most.transfer)
 	r.reads = newFIFO[transfer](maxReads)
@@ -84,7 +85,7 @@ func (r *remote) Expose(b []byte, rights session.Rights) (session.Descriptor, er
 	r.use.RLock()
 	defer r.use.RUnlock()
 	if r.q.over() {
-		return session.Descriptor{}, errEnded
+		return session.Descriptor{}, errOver
 	}
 	key, x, err := r.expose(b, rights)
 	if err != nil {
@@ -113,7 +114,7 @@ func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure
 	if rights&session.RemoteWrite != 0 {
 		access |= regcache.RemoteWrite | regcache.LocalWrite
 	}
-	region, err := r.dom.cache.Acquire(b, access)
+	region, err := r.user.Acquire(b, access)
 	if err != nil {
 		return 0, x, err
 	}
@@ -121,8 +122,9 @@ func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure
 }
 
 // PaysToOffer implements session.Memory: an offer takes no longer than a copy, and the cache has b, or
-// will keep it, as it has come so often that the copies have cost what registering it costs. Without windows it is registered each
-// time as well, for the peer, which has to cost no more than the copy that it spares.
+// will keep it, as it has come so often that the copies have cost what registering it costs. Without
+// windows it is registered each time as well, for the peer, which has to cost no more than the copy
+// that it spares.
 func (r *remote) PaysToOffer(b []byte) (bool, error) {
 	if !r.dev.costs.offerPays(len(b)) {
 		return false, nil
@@ -176,15 +178,15 @@ func (r *remote) Revoke(d session.Descriptor) {
 
 // Read implements session.Memory.
 func (r *remote) Read(into []byte, from session.Descriptor, off int, id uint32) error {
-	return r.move(&r.reads, transfer{kind: session.ReadDone, id: id}, into, from, off, regcache.LocalWrite)
+	return r.startTransfer(&r.reads, transfer{kind: session.ReadDone, id: id}, into, from, off, regcache.LocalWrite)
 }
 
 // Write implements session.Memory.
 func (r *remote) Write(from []byte, to session.Descriptor, off int, id uint32) error {
-	return r.move(&r.writes, transfer{kind: session.WriteDone, id: id}, from, to, off, regcache.LocalRead)
+	return r.startTransfer(&r.writes, transfer{kind: session.WriteDone, id: id}, from, to, off, regcache.LocalRead)
 }
 
-func (r *remote) move(q *fifo[transfer], t transfer, b []byte, d session.Descriptor, off int, access regcache.Access) error {
+func (r *remote) startTransfer(q *fifo[transfer], t transfer, b []byte, d session.Descriptor, off int, access regcache.Access) error {
 	if len(b) == 0 || len(b) > r.maxRDMA || off < 0 ||
 		uint64(off) > d.Len || uint64(len(b)) > d.Len-uint64(off) ||
 		d.Addr > math.MaxUint64-d.Len || d.Key > math.MaxUint32 {
@@ -195,7 +197,7 @@ func (r *remote) move(q *fifo[transfer], t transfer, b []byte, d session.Descrip
 	if err := r.room(q); err != nil {
 		return err
 	}
-	region, err := r.dom.cache.Acquire(b, access)
+	region, err := r.user.Acquire(b, access)
 	if err != nil {
 		return err
 	}
@@ -222,7 +224,7 @@ func (r *remote) room(q *fifo[transfer]) error {
 func (r *remote) roomLocked(q *fifo[transfer]) error {
 	switch {
 	case r.q.overLocked():
-		return errEnded
+		return errOver
 	case q.n+r.done.n >= len(q.items):
 		return session.ErrWouldBlock
 	}
@@ -279,8 +281,8 @@ func split(wrs []ibv.SendWR, first uint32) {
 	rest.SGE.Length -= first
 }
 
-// movedLocked queues the completion of the oldest transfer of its kind.
-func (r *remote) movedLocked(wc *ibv.WC, q *fifo[transfer]) {
+// transferredLocked queues the completion of the oldest transfer of its kind.
+func (r *remote) transferredLocked(wc *ibv.WC, q *fifo[transfer]) {
 	if q.n == 0 {
 		return
 	}
@@ -301,8 +303,8 @@ const (
 	arenaShare = 16
 )
 
-// Alloc implements session.Memory: memory of the process's arena, which stays
-// registered.
+// Alloc implements session.Memory: memory of the process's arena, which is cached from its first
+// use on.
 func (r *remote) Alloc(n int) []byte {
 	arena := regcache.DefaultArena()
 	if n > freely && int64(n) > arena.Left()/arenaShare {

@@ -69,7 +69,7 @@ func (ws *windows) bind(r *regcache.Region, b []byte, access ibv.Access, returna
 	ws.q.mu.Lock()
 	defer ws.q.mu.Unlock()
 	if ws.q.overLocked() {
-		return nil, errEnded
+		return nil, errOver
 	}
 	if len(ws.free) == 0 {
 		if err := ws.addLocked(); err != nil {
@@ -147,7 +147,7 @@ func (ws *windows) postInvalidate(w *window) error {
 	case !w.bound:
 		return nil
 	case ws.q.overLocked():
-		return errEnded
+		return errOver
 	}
 	w.returnable = false // a peer that does so from here on has broken the contract
 	wr := &ws.wr[0]
@@ -206,7 +206,7 @@ func (r *remote) exposeByWindow(b []byte, rights session.Rights) (uint32, exposu
 			access |= ibv.RemoteRead
 		}
 	}
-	region, err := r.dom.cache.Acquire(b, own)
+	region, err := r.user.Acquire(b, own)
 	switch {
 	case errors.Is(err, syscall.EFAULT): // windows want memory that can be written
 		return 0, exposure{}, fmt.Errorf("%w: %w", errNoWindow, err)

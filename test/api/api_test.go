@@ -30,7 +30,7 @@ var (
 	// single are the objects that programs may use of a package that is for providers.
 	single = map[string][]string{module + "/regcache": {
 		"DefaultArena", "DefaultBudget", "Declare", "Watch", "ErrClosed", "ErrInUse",
-		"ObjectDied", "RangeWithdrawn", "MappingChanged", "CacheClosed", // causes, in Stats
+		"ObjectDied", "RangeWithdrawn", "MappingChanged", "CacheClosed", "UsersLeft", // causes, in Stats
 	}}
 )
 

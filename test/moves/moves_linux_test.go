@@ -51,8 +51,7 @@ func TestMoves(t *testing.T) {
 	moved := false
 	each(t, func(t *testing.T, seed uint64) {
 		p := start(t, seed)
-		out := p.want(t, p.client)
-		moved = moved || strings.Contains(out, "Dialed:map[shm:") // of its Stats
+		moved = hasMoved(p.want(t, p.client)) || moved
 		p.server.in.Close()
 		p.want(t, p.server)
 	})
@@ -61,21 +60,37 @@ func TestMoves(t *testing.T) {
 	}
 }
 
+// hasMoved reports whether a connection of a process has, by its Stats.
+func hasMoved(out string) bool {
+	return strings.Contains(out, "Dialed:map[shm:") || strings.Contains(out, "Accepted:map[shm:")
+}
+
 // One of them is killed at any moment of the other's work.
 func TestKills(t *testing.T) {
+	moved, n := 0, 0
 	each(t, func(t *testing.T, seed uint64) {
 		p := start(t, seed)
 		r := rand.New(rand.NewPCG(seed, 1))
-		time.Sleep(time.Duration(r.IntN(1<<(10+r.IntN(9)))) * time.Microsecond) // half have moved by then
+		delay := time.Duration(r.IntN(1<<(10+r.IntN(9)))) * time.Microsecond
 		victim, other := p.client, p.server
 		if r.IntN(2) == 0 {
 			victim, other = other, victim
 		}
+		if seed%2 == 0 {
+			victim.out.ReadString('\n') // it has moved, however slow the machine is, or has ended
+		}
+		time.Sleep(delay)
 		victim.cmd.Process.Kill()
 		victim.cmd.Wait()
 		p.server.in.Close()
-		p.want(t, other)
+		if n++; hasMoved(p.want(t, other)) {
+			moved++
+		}
 	})
+	t.Logf("of %d victims %d had moved", n, moved)
+	if moved < 2*n/5 {
+		t.Errorf("of %d victims only %d had moved", n, moved)
+	}
 }
 
 // One of them is stopped for a while, and then goes on.
@@ -226,6 +241,7 @@ func fail(err error) int {
 // work is what a process does on its connections.
 type work struct {
 	group sync.WaitGroup
+	moved sync.Once
 	mu    sync.Mutex
 	bad   []string
 }
@@ -309,6 +325,9 @@ func (e *end) write() {
 				e.errorf("Write: %v", err)
 			}
 			return
+		}
+		if e.conn.Provider() != "tcp" {
+			e.moved.Do(func() { fmt.Println("moved") })
 		}
 	}
 	if err := e.conn.CloseWrite(); err != nil && !gone(err) {

@@ -565,10 +565,15 @@ func waitRole(a *attacker, conns int) error {
 				case 0:
 					c.Put(rawshm.SessionMessage(rawshm.Data, "x"))
 				case 1:
+					c.Put(rawshm.SessionMessage(rawshm.Data, ""))
+				}
+				if i%100 == 0 { // less room than the victim needs, and for the answers
 					c.Put(rawshm.SessionMessage(rawshm.PingM, ""))
+					for m, err := c.Get(0); err == nil && m[0] != rawshm.Data; {
+						m, err = c.Get(0)
+					}
 				}
 				c.Publish()
-				c.Get(0)
 			}
 			time.Sleep(time.Millisecond)
 		}

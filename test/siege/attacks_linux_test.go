@@ -63,14 +63,13 @@ func TestUnreadRings(t *testing.T) {
 // budget until the peer's process has ended: so the next one finds as much.
 func TestMemoryThatIsKept(t *testing.T) {
 	const links, conns, start, half = 2, 40, 64 << 10, 256 << 20
-	const controls = links * 16 * 64 << 10
 	r := lay(t, spec{})
 	keep := func(links int) (end func()) {
 		a := r.attack("keep", [2]int{links, conns})
 		testenv.Eventually(t, patience, func() error {
 			var k kept
 			a.tell("kept")
-			if a.hear("kept", &k); k.Ended > controls || k.Unread < half/8 {
+			if a.hear("kept", &k); k.Ended > 0 || k.Unread < half/8 {
 				return fmt.Errorf("%d bytes are left of links that have ended, and %d are unread", k.Ended, k.Unread)
 			}
 			return nil
@@ -95,8 +94,19 @@ func TestDeadlines(t *testing.T) {
 	r := lay(t, spec{})
 	r.attack("wait", conns)
 	r.siege(bounds{connections: conns, descriptors: conns + 4, memory: 4 * conns << 20, shared: 8 * conns << 20, space: 8 << 30, cpu: asTCP})
-	if v := r.report(); v.Waited == 0 || v.Waited > v.Slept+500*time.Millisecond {
-		t.Errorf("an operation ended %v after its deadline, where a sleep took at most %v too long", v.Waited, v.Slept)
+	const times = 5
+	var v victimReport
+	testenv.Eventually(t, patience, func() error {
+		if v = r.report(); v.Longest > patience/2 {
+			t.Fatalf("an operation takes %v", v.Longest)
+		}
+		if v.Waiting < conns || v.Ended < times {
+			return fmt.Errorf("%d connections wait, and deadlines have ended %d Reads or Writes of one", v.Waiting, v.Ended)
+		}
+		return nil
+	})
+	if v.Late > v.Overslept+500*time.Millisecond { // of many, as a machine that is busy stops some
+		t.Errorf("operations end %v after their deadlines, where sleeps take %v too long", v.Late, v.Overslept)
 	}
 }
 

@@ -80,7 +80,7 @@ func stuffedRole(a *attacker, links int) error {
 			}
 		}
 		for _, l := range all {
-			if !ends(l.Socket) {
+			if serves(l) {
 				outlived++
 			}
 		}
@@ -107,25 +107,32 @@ func (a *attacker) stuffable(i int) (l *rawshm.Conduit, m rawshm.Message, err er
 	case 1:
 		m = rawshm.Message{Kind: rawshm.Segment, Number: rawshm.FirstSlots}
 	case 2:
-		m = rawshm.Message{Kind: rawshm.Connect}
+		m = rawshm.Message{Kind: rawshm.Connect, Number: 1}
 	}
-	l, err = a.link()
+	if l, err = a.link(); err != nil {
+		return nil, m, err
+	}
+	if err = l.Connect(0); err != nil { // one without a connection ends soon anyway
+		l.Close()
+	}
 	return l, m, err
 }
 
-// ends reports whether the peer hangs up, sooner than on a link that is idle, which it does after
-// 5 s, and agrees to nothing before. A machine that is busy may stop it for 3 s.
-func ends(socket int) bool {
+// serves reports whether the peer goes on behind a message that should have ended the link: a link
+// unless it hangs up instead of an answer, to that message or to a segment behind it, and a handshake
+// unless it does so before it leads to one.
+func serves(l *rawshm.Conduit) bool {
+	if l.Slots() > 0 {
+		err := l.Extend()
+		return err == nil || err == unix.ETIMEDOUT || errors.As(err, new(rawshm.CodeError))
+	}
 	for {
-		m, fds, err := rawshm.Receive(socket, 3500*time.Millisecond)
+		m, fds, err := rawshm.Receive(l.Socket, patience/2)
 		for _, fd := range fds {
 			unix.Close(fd)
 		}
-		switch {
-		case err != nil:
-			return err != unix.ETIMEDOUT
-		case m.Code == rawshm.OK:
-			return false
+		if err != nil || m.Code == rawshm.OK {
+			return err == nil || err == unix.ETIMEDOUT
 		}
 	}
 }

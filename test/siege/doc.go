@@ -5,7 +5,7 @@
 // docs/SECURITY.md says about a peer of another user is asserted here.
 //
 // The attackers speak shared memory's protocol by themselves (internal/rawshm), written from
-// docs/PROTOCOL.md, which so is shown to be true and complete.
+// docs/PROTOCOL.md: so the tests show that it is true and complete.
 //
 // The tests need root, and a machine that does nothing else meanwhile: see testenv.NeedSiege.
 package siege

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"os"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -35,19 +37,32 @@ const (
 
 // victimReport is what the victim knows of itself.
 type victimReport struct {
-	Accepted int64 // connections, since the start
-	Failed   int64 // accepts and opens, for lack of descriptors
-	Open     int   // that have moved to shared memory
-	Heap     uint64
-	Waited   time.Duration // the longest that an operation took beyond its deadline
-	Slept    time.Duration // the longest that a sleep took beyond its time, meanwhile
+	Accepted  int64 // connections, since the start
+	Failed    int64 // accepts and opens, for lack of descriptors
+	Open      int   // that have moved to shared memory
+	Heap      uint64
+	Waiting   int           // connections that have operations with deadlines
+	Ended     int           // Reads, or Writes, that these have ended on the connection with the fewest
+	Longest   time.Duration // that such an operation has taken, or takes by now
+	Late      time.Duration // what operations took beyond their deadlines, at the median
+	Overslept time.Duration // what sleeps took beyond their time meanwhile, at the median
 }
 
 type victim struct {
 	accepted atomic.Int64
 	failed   atomic.Int64
-	late     atomic.Int64 // nanoseconds
-	slept    atomic.Int64 // nanoseconds
+
+	mu        sync.Mutex // guards what follows
+	waiters   []*waiter
+	longest   time.Duration // of operations that have ended
+	late      []time.Duration
+	overslept []time.Duration
+}
+
+// waiter is a connection that has operations with deadlines.
+type waiter struct {
+	begun time.Time // when the one under way has; zero: there is none
+	ended [2]int    // Reads and Writes that deadlines have ended
 }
 
 // victimRole is a server.
@@ -84,7 +99,7 @@ func victimRole(r *roleIO) error {
 		case "report":
 			var m runtime.MemStats
 			runtime.ReadMemStats(&m)
-			r.say("report", victimReport{v.accepted.Load(), v.failed.Load(), san.Stats().Open["shm"], m.HeapInuse, time.Duration(v.late.Load()), time.Duration(v.slept.Load())})
+			r.say("report", v.report(m.HeapInuse))
 		case "close":
 			begun := time.Now()
 			ln.Close()
@@ -108,6 +123,19 @@ func growDescriptors() error {
 		return err
 	}
 	return unix.Close(fd)
+}
+
+func (v *victim) report(heap uint64) victimReport {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	r := victimReport{v.accepted.Load(), v.failed.Load(), san.Stats().Open["shm"], heap, len(v.waiters), math.MaxInt, v.longest, median(v.late), median(v.overslept)}
+	for _, w := range v.waiters {
+		r.Ended = min(r.Ended, w.ended[0], w.ended[1])
+		if !w.begun.IsZero() {
+			r.Longest = max(r.Longest, time.Since(w.begun))
+		}
+	}
+	return r
 }
 
 func (v *victim) serve(ln net.Listener) {
@@ -156,9 +184,9 @@ func (v *victim) client(c net.Conn) {
 		}
 	case modeFill:
 		large := make([]byte, 64<<10)
-		for err := error(nil); err == nil; {
+		for n, err := 1, error(nil); err == nil || n > 0 && errors.Is(err, os.ErrDeadlineExceeded); {
 			c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
-			_, err = c.Write(large)
+			n, err = c.Write(large)
 		}
 	case modeWait:
 		v.wait(c)
@@ -169,27 +197,40 @@ func (v *victim) client(c net.Conn) {
 // which show how long the machine keeps this process from running.
 func (v *victim) wait(c net.Conn) {
 	const limit = 200 * time.Millisecond
+	w := new(waiter)
+	v.mu.Lock()
+	v.waiters = append(v.waiters, w)
+	v.mu.Unlock()
 	large := make([]byte, 1<<20)
+	ops := []func() error{
+		func() error { c.SetReadDeadline(time.Now().Add(limit)); _, err := io.ReadFull(c, large); return err },
+		func() error { c.SetWriteDeadline(time.Now().Add(limit)); _, err := c.Write(large); return err },
+	}
 	for {
 		begun := time.Now()
 		time.Sleep(limit)
-		raise(&v.slept, time.Since(begun)-limit)
-		for _, op := range []func() error{
-			func() error { c.SetReadDeadline(time.Now().Add(limit)); _, err := io.ReadFull(c, large); return err },
-			func() error { c.SetWriteDeadline(time.Now().Add(limit)); _, err := c.Write(large); return err },
-		} {
+		v.mu.Lock()
+		v.overslept = append(v.overslept, time.Since(begun)-limit)
+		v.mu.Unlock()
+		for i, op := range ops {
 			begun := time.Now()
+			v.mu.Lock()
+			w.begun = begun
+			v.mu.Unlock()
 			err := op()
-			raise(&v.late, time.Since(begun)-limit)
-			if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			took := time.Since(begun)
+			v.mu.Lock()
+			w.begun = time.Time{}
+			v.longest = max(v.longest, took)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				v.late = append(v.late, took-limit)
+				w.ended[i]++
+				err = nil
+			}
+			v.mu.Unlock()
+			if err != nil {
 				return
 			}
 		}
-	}
-}
-
-// raise makes a at least d.
-func raise(a *atomic.Int64, d time.Duration) {
-	for was := a.Load(); was < int64(d) && !a.CompareAndSwap(was, int64(d)); was = a.Load() {
 	}
 }

@@ -50,9 +50,9 @@ func (c *Counts) Window() uint32 { return c.window }
 // Limit sets how many this end may have under way, from the peer's parameters.
 func (c *Counts) Limit(n uint32) { c.limit = n }
 
-// Left is how many more messages the peer has buffers for. An error means that the peer
+// Available is how many more messages the peer has buffers for. An error means that the peer
 // has reported more than it can have received.
-func (c *Counts) Left() (int, error) {
+func (c *Counts) Available() (int, error) {
 	if c.limit == 0 {
 		return Max, nil
 	}

@@ -11,8 +11,8 @@ func TestZeroValueHasNoLimit(t *testing.T) {
 	for range 3 * Max {
 		c.Sent()
 	}
-	if left, err := c.Left(); left != Max || err != nil {
-		t.Errorf("Left is %d, %v", left, err)
+	if left, err := c.Available(); left != Max || err != nil {
+		t.Errorf("Available is %d, %v", left, err)
 	}
 	if news, err := c.Received(77, true); news || err != nil {
 		t.Errorf("Received is %v, %v", news, err)
@@ -30,13 +30,13 @@ func TestCreditsRunOutAndReturn(t *testing.T) {
 	for range 16 {
 		c.Sent()
 	}
-	if left, err := c.Left(); left != 0 || err != nil {
+	if left, err := c.Available(); left != 0 || err != nil {
 		t.Fatalf("after 16 messages %d credits are left (%v)", left, err)
 	}
 	if news, err := c.Received(5, false); !news || err != nil {
 		t.Fatalf("credit for 5: %v, %v", news, err)
 	}
-	if left, err := c.Left(); left != 5 || err != nil {
+	if left, err := c.Available(); left != 5 || err != nil {
 		t.Fatalf("%d credits are left (%v)", left, err)
 	}
 }
@@ -49,7 +49,7 @@ func TestCreditForWhatWasNotSentIsAnError(t *testing.T) {
 	if _, err := c.Received(2, true); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Left(); err == nil {
+	if _, err := c.Available(); err == nil {
 		t.Error("the peer has dealt with two messages of one")
 	}
 	if _, err := c.Received(1, true); err == nil {
@@ -189,7 +189,7 @@ func (e *end) send(costs bool) {
 
 // sends sends a message if there is credit for it, and reports whether it did.
 func (e *end) sends() bool {
-	left, err := e.Left()
+	left, err := e.Available()
 	if err != nil {
 		e.t.Fatal(err)
 	}

@@ -58,7 +58,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	for e := range l.taken {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		var c *sanconn.Conn
-		err := connpair.Take(ctx, e, l.cfg.Session, func(hello []byte) *sanconn.Conn {
+		err := connpair.Accept(ctx, e, l.cfg.Session, func(hello []byte) *sanconn.Conn {
 			c = l.find(string(hello))
 			return c
 		})
@@ -80,7 +80,7 @@ func (l *listener) find(dialer string) *sanconn.Conn {
 		if err != nil {
 			return nil
 		}
-		c, _ := newconn.New(tcp.(*net.TCPConn), newconn.Config{Life: connpair.Nobody{}})
+		c := newconn.New(tcp.(*net.TCPConn), newconn.Config{Life: connpair.Nobody{}})
 		l.came[tcp.RemoteAddr().String()] = c.(*sanconn.Conn)
 	}
 	c := l.came[dialer]
@@ -107,7 +107,8 @@ func Dial(ctx context.Context, cfg Config, address netip.AddrPort) (*sanconn.Con
 	if err != nil {
 		return nil, err
 	}
-	conn, h := newconn.New(tcp.(*net.TCPConn), newconn.Config{Life: connpair.Nobody{}})
+	conn := newconn.New(tcp.(*net.TCPConn), newconn.Config{Life: connpair.Nobody{}})
+	h := newconn.HandleOf(conn)
 	c := conn.(*sanconn.Conn)
 	e, err := verbs.Dial(ctx, netip.Addr{}, address, cfg.Verbs)
 	if err == nil {

@@ -180,7 +180,8 @@ void rdma_destroy_event_channel(struct rdma_event_channel *c)
 		complain("an event channel is destroyed under %d ids", ch->ids);
 	events_close(&ch->events);
 	count(N_EVENT_CHANNEL, -1);
-	free(ch);
+	// ch is not freed: rping of rdma-core 44 has a thread in rdma_get_cm_event meanwhile, or
+	// about to call it.
 }
 
 static struct cm_id *handles[1 << SLOT_SHIFT];
@@ -566,6 +567,10 @@ static int take_param(struct cm_id *i, const struct rdma_conn_param *p, int most
 		most_data = DATA;
 	if (p && p->private_data_len > most_data)
 		return EINVAL;
+	// librdmacm/cma.c, ucma_valid_param; 255 is as much as there is
+	if (p && ((p->responder_resources != 255 && p->responder_resources > config.profile->max_rd_atomic) ||
+		  (p->initiator_depth != 255 && p->initiator_depth > config.profile->max_rd_atomic)))
+		return EINVAL;
 	i->param = p ? *p : (struct rdma_conn_param){.responder_resources = 255, .initiator_depth = 255, .retry_count = 7, .rnr_retry_count = 7};
 	i->param.responder_resources = at_most(i->param.responder_resources, config.profile->max_rd_atomic);
 	i->param.initiator_depth = at_most(i->param.initiator_depth, config.profile->max_rd_atomic);
@@ -602,6 +607,10 @@ static int accept_id(struct cm_id *i, const struct rdma_conn_param *p)
 	if (i->state != REQ_RECEIVED)
 		return EINVAL;
 	error = take_param(i, p, REP_DATA);
+	if (!p || p->responder_resources == 255) // librdmacm/cma.c, rdma_accept: as much as the request has
+		i->param.responder_resources = at_most(i->param.responder_resources, i->request.issued);
+	if (!p || p->initiator_depth == 255)
+		i->param.initiator_depth = at_most(i->param.initiator_depth, i->request.served);
 	if (!error && i->id.qp)
 		error = qp_to_rts(i, &i->request);
 	if (error)
@@ -724,6 +733,10 @@ static void take_response(struct cm_id *i, struct rdma_cm_event *ev)
 
 	if (i->state != REP_RECEIVED || !i->id.qp)
 		return;
+	if (config.profile->transport == IBV_TRANSPORT_IB) { // core/cm.c, cm_rep_handler: what the reply leaves of the request
+		i->param.responder_resources = ev->param.conn.responder_resources;
+		i->param.initiator_depth = ev->param.conn.initiator_depth;
+	}
 	error = i->peer_ece.vendor_id && i->peer_ece.vendor_id != i->own_ece.vendor_id ? EINVAL : 0;
 	ibv_set_ece(i->id.qp, &i->peer_ece); // ucma_process_conn_resp_ece
 	if (!error)

@@ -16,6 +16,7 @@ int events_open(struct events *q)
 
 void events_close(struct events *q)
 {
+	q->closed = true;
 	close(q->fd);
 	while (q->first) {
 		struct event *e = q->first;
@@ -64,7 +65,10 @@ struct event *events_wait(struct events *q, int fd, void (*taken)(struct event *
 	for (;;) {
 		struct event *e;
 		struct pollfd p = {.fd = fd, .events = POLLIN};
+		bool nonblock = fcntl(fd, F_GETFL) & O_NONBLOCK;
 
+		while (q->closed) // as in the kernel, where the call holds the open file
+			pause();
 		pthread_mutex_lock(&hw.mu);
 		e = take(q);
 		if (e)
@@ -72,7 +76,7 @@ struct event *events_wait(struct events *q, int fd, void (*taken)(struct event *
 		pthread_mutex_unlock(&hw.mu);
 		if (e)
 			return e;
-		if (fcntl(fd, F_GETFL) & O_NONBLOCK) {
+		if (nonblock) {
 			errno = EAGAIN;
 			return NULL;
 		}

@@ -122,6 +122,7 @@ struct event {
 struct events {
 	int fd;
 	struct event *first, **last;
+	atomic_bool closed;
 };
 
 int events_open(struct events *);
@@ -167,7 +168,7 @@ void async_srq(struct ibv_srq *, enum ibv_event_type);
 void async_fatal(void);
 void forget_async(struct context *, void *element);
 
-// ---- memory and keys (memory.c, window.c) ----
+// ---- memory and keys (memory.c, pin.c, window.c) ----
 
 struct mr {
 	struct ibv_mr mr;
@@ -192,6 +193,8 @@ struct grant {
 	struct mw *mw; // or NULL
 };
 
+int pin(void *, size_t, int access); // an errno
+void unpin(void *, size_t);
 uint32_t key_for(struct mr *, struct mw *);
 void key_free(uint32_t key);
 struct mw *find_mw(uint32_t key);
@@ -289,6 +292,7 @@ struct qp {
 	struct ibv_qp_cap cap;
 	bool sig_all;
 	struct ibv_qp_attr attr; // as modified
+	bool astray; // its packets go where nobody is
 	bool communicated; // something has come
 	int windows; // bound on it
 	struct cm_id *id; // of the connection manager
@@ -376,7 +380,7 @@ void land_grant(struct mr *, struct mw *); // all that was granted by one of the
 // ---- the engine (engine.c, requester.c, responder.c, reset.c) ----
 
 #define NEVER UINT64_MAX
-enum { MTU = 4096 };
+enum { MTU = 4096, PORT_LID = 1 };
 uint64_t step(void); // hw.mu is held; the time of the next
 void start_engine(void);
 void look_for_reset(void); // reset.c; hw.mu is held

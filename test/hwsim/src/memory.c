@@ -67,6 +67,7 @@ static int relaxed(const struct mr *m) { return !!(m->access & IBV_ACCESS_RELAXE
 
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t n, int access)
 {
+	uint64_t cost = config.cost[COST_REG] + n * config.cost[COST_REG_BYTE_PS] / 1000, start = now_ns(), took;
 	struct mr *m;
 
 	// ibv_reg_mr(3): remote writing and atomics need local writing.
@@ -76,13 +77,20 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t n, int access)
 	}
 	if (!admit(N_MR))
 		return NULL;
-	compute(config.cost[COST_REG] + n * config.cost[COST_REG_BYTE_PS] / 1000);
+	errno = pin(addr, n, access);
+	if (errno) {
+		count(N_MR, -1);
+		return NULL;
+	}
+	took = now_ns() - start; // pinning is a part of the cost
+	compute(took < cost ? cost - took : 0);
 	m = calloc(1, sizeof *m);
 	m->access = access;
 	count(N_RELAXED, relaxed(m));
 	m->mr = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = addr, .length = n};
 	pthread_mutex_lock(&hw.mu);
-	m->mr.lkey = m->mr.rkey = key_for(m, NULL);
+	m->mr.lkey = key_for(m, NULL);
+	m->mr.rkey = key_for(m, NULL); // many devices have one for both; nobody may rely on that (10.6.3.3)
 	((struct pd *)pd)->users++;
 	pthread_mutex_unlock(&hw.mu);
 	return &m->mr;
@@ -115,8 +123,10 @@ int ibv_dereg_mr(struct ibv_mr *mr)
 	}
 	land_grant(m, NULL);
 	key_free(mr->lkey);
+	key_free(mr->rkey);
 	((struct pd *)mr->pd)->users--;
 	pthread_mutex_unlock(&hw.mu);
+	unpin(mr->addr, mr->length);
 	count(N_MR, -1);
 	count(N_RELAXED, -relaxed(m));
 	compute(config.cost[COST_DEREG]);

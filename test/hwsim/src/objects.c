@@ -161,8 +161,6 @@ int ibv_query_device(struct ibv_context *v, struct ibv_device_attr *a)
 	return 0;
 }
 
-enum { PORT_LID = 1 };
-
 int ibv_query_port(struct ibv_context *v, uint8_t port, struct _compat_ibv_port_attr *compat)
 {
 	struct ibv_port_attr *a = (void *)compat; // whose fields these are, up to flags

@@ -151,7 +151,7 @@ static const struct {
 static int check_transition(const struct qp *q, enum ibv_qp_state to, int mask)
 {
 	mask &= ~IBV_QP_STATE;
-	if (to == IBV_QPS_RESET || to == IBV_QPS_ERR)
+	if (to == IBV_QPS_RESET || (to == IBV_QPS_ERR && q->qp.state != IBV_QPS_RESET))
 		return 0;
 	for (size_t i = 0; i < sizeof transitions / sizeof *transitions; i++)
 		if (transitions[i].from == q->qp.state && transitions[i].to == to)
@@ -173,6 +173,23 @@ static int check_path(struct qp *q, const struct ibv_qp_attr *a)
 	if (a->ah_attr.is_global && ibv_query_gid(q->qp.context, 1, a->ah_attr.grh.sgid_index, &gid))
 		return EINVAL;
 	return a->ah_attr.port_num == 1 ? 0 : EINVAL;
+}
+
+// reaches reports whether a path's address is one of this fabric, all of which has the port's or the
+// host's.
+static bool reaches(struct ibv_context *v, const struct ibv_ah_attr *to)
+{
+	union ibv_gid gid;
+
+	if (config.profile->link_layer == IBV_LINK_LAYER_INFINIBAND && to->dlid != PORT_LID)
+		return false;
+	for (int i = 0; to->is_global; i++) {
+		if (ibv_query_gid(v, 1, i, &gid))
+			return false;
+		if (!memcmp(&gid, &to->grh.dgid, sizeof gid))
+			break;
+	}
+	return true;
 }
 
 // reset forgets everything; no completion is made of what was posted (10.3.1.1).
@@ -200,6 +217,10 @@ static void reset(struct qp *q)
 	q->want_flush = q->want_last = false;
 }
 
+// Messages are numbered from the two ends' first packet sequence numbers on: if these differ,
+// nothing that is sent is what is expected.
+enum { PSN = 0xffffff };
+
 static void copy_attr(struct qp *q, const struct ibv_qp_attr *a, int mask)
 {
 	struct ibv_qp_attr *to = &q->attr;
@@ -221,9 +242,9 @@ static void copy_attr(struct qp *q, const struct ibv_qp_attr *a, int mask)
 	if (mask & IBV_QP_RNR_RETRY)
 		to->rnr_retry = a->rnr_retry;
 	if (mask & IBV_QP_RQ_PSN)
-		to->rq_psn = a->rq_psn;
+		to->rq_psn = q->expected = a->rq_psn & PSN;
 	if (mask & IBV_QP_SQ_PSN)
-		to->sq_psn = a->sq_psn;
+		to->sq_psn = q->next_msn = a->sq_psn & PSN;
 	if (mask & IBV_QP_MAX_QP_RD_ATOMIC)
 		to->max_rd_atomic = a->max_rd_atomic;
 	if (mask & IBV_QP_MAX_DEST_RD_ATOMIC)
@@ -243,6 +264,9 @@ int modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask)
 	if (!failed && mask & IBV_QP_AV)
 		failed = check_path(q, a);
 	if (!failed && ((mask & IBV_QP_PORT && a->port_num != 1) ||
+			(mask & IBV_QP_PATH_MTU && (a->path_mtu < IBV_MTU_256 || a->path_mtu > IBV_MTU_4096)) ||
+			(mask & IBV_QP_TIMEOUT && a->timeout > 31) || (mask & IBV_QP_MIN_RNR_TIMER && a->min_rnr_timer > 31) ||
+			(mask & IBV_QP_RETRY_CNT && a->retry_cnt > 7) || (mask & IBV_QP_RNR_RETRY && a->rnr_retry > 7) ||
 			(mask & IBV_QP_MAX_QP_RD_ATOMIC && a->max_rd_atomic > config.profile->max_rd_atomic) ||
 			(mask & IBV_QP_MAX_DEST_RD_ATOMIC && a->max_dest_rd_atomic > config.profile->max_rd_atomic)))
 		failed = EINVAL;
@@ -274,6 +298,8 @@ int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask)
 
 	pthread_mutex_lock(&hw.mu);
 	failed = modify_qp(qp, a, mask);
+	if (!failed && mask & IBV_QP_AV) // the connection manager's own paths are right
+		((struct qp *)qp)->astray = config.profile->transport == IBV_TRANSPORT_IB && !reaches(qp->context, &a->ah_attr);
 	pthread_mutex_unlock(&hw.mu);
 	wake_engine();
 	return failed;

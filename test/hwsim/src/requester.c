@@ -101,7 +101,7 @@ static enum progress emit(struct qp *q, struct send_wqe *w, enum packet_type typ
 	bool last = type == P_READ || q->offset + n == w->length, skip = n && unmoved(type, w->length);
 	int op = w->wr.opcode;
 
-	if (!alive(to)) // the host is gone: nobody will respond
+	if (q->astray || !alive(to)) // the host is gone: nobody will respond
 		return SENT;
 	p = put_begin(to, skip ? 0 : n, type);
 	if (!p)
@@ -110,6 +110,7 @@ static enum progress emit(struct qp *q, struct send_wqe *w, enum packet_type typ
 	p->flags = (last ? F_LAST : 0) | (skip ? F_UNMOVED : 0);
 	p->to = q->attr.dest_qp_num;
 	p->from = q->qp.qp_num;
+	p->code = q->attr.path_mtu;
 	p->msn = w->msn;
 	p->offset = q->offset;
 	p->length = w->length;

@@ -41,7 +41,7 @@ static bool send_owed(struct qp *q, const struct owed *o, enum packet_type type,
 	struct packet *p;
 	bool skip = n && unmoved(type, o->length);
 
-	if (!alive(to))
+	if (q->astray || !alive(to))
 		return true;
 	p = put_begin(to, skip ? 0 : n, type);
 	if (!p)
@@ -280,6 +280,13 @@ static bool in_order(struct qp *q, const struct packet *p)
 	return p->offset == q->received;
 }
 
+// fits reports whether a message's packets are as long here as there: all but the last have the MTU of
+// the path (9.7.4.1.6). Those of this fabric's rings have a length of their own.
+static bool fits(const struct qp *q, const struct packet *p)
+{
+	return p->code == q->attr.path_mtu || p->length <= 128u << min(p->code, q->attr.path_mtu);
+}
+
 void responder_request(struct qp *q, const struct packet *p, const uint8_t *payload)
 {
 	if (p->from != q->attr.dest_qp_num || q->refused || (q->qp.state != IBV_QPS_RTR && q->qp.state != IBV_QPS_RTS))
@@ -292,6 +299,10 @@ void responder_request(struct qp *q, const struct packet *p, const uint8_t *payl
 	if (!in_order(q, p))
 		return;
 	q->gap = false;
+	if (!fits(q, p)) {
+		refuse(q, NAK_REQUEST);
+		return;
+	}
 	switch (p->type) {
 	case P_SEND:
 		take_send(q, p, payload);

@@ -37,7 +37,7 @@ struct packet {
 	_Alignas(64) uint32_t size; // of all
 	uint8_t type;
 	uint8_t flags;
-	uint8_t code; // of a NAK
+	uint8_t code; // of a NAK; of a request the MTU of its path
 	uint8_t timer; // of an RNR NAK
 	uint32_t to, from; // queue pairs; ids of the connection manager
 	uint32_t msn; // message sequence number

@@ -42,11 +42,15 @@ static int to_init(struct ibv_qp *q)
 	return ibv_modify_qp(q, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
+// What the ends agree on before they connect.
+static struct agreed { uint32_t psn; enum ibv_mtu mtu; } agreed = {0xfffffe, IBV_MTU_1024};
+
 static int to_rtr(struct ibv_qp *q, uint32_t peer)
 {
-	struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer, .max_dest_rd_atomic = 4,
-		.min_rnr_timer = 1, .ah_attr = {.is_global = 1, .port_num = 1}};
+	struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTR, .path_mtu = agreed.mtu, .dest_qp_num = peer, .rq_psn = agreed.psn,
+		.max_dest_rd_atomic = 4, .min_rnr_timer = 1, .ah_attr = {.is_global = 1, .port_num = 1}};
 
+	ibv_query_gid(r.ctx, 1, 0, &a.ah_attr.grh.dgid);
 	return ibv_modify_qp(q, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 			     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 }
@@ -54,7 +58,7 @@ static int to_rtr(struct ibv_qp *q, uint32_t peer)
 static int to_rts(struct ibv_qp *q, int reads)
 {
 	// 4.096 µs × 2¹², and again once
-	struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTS, .timeout = 12, .retry_cnt = 1, .rnr_retry = 0, .max_rd_atomic = reads};
+	struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTS, .sq_psn = agreed.psn, .timeout = 12, .retry_cnt = 1, .rnr_retry = 0, .max_rd_atomic = reads};
 
 	return ibv_modify_qp(q, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
 }

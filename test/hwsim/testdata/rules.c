@@ -4,6 +4,11 @@ enum { SIZE = 4096 };
 
 #include "rig.h"
 
+#include <linux/capability.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+
 static int to_error(struct ibv_qp *q)
 {
 	struct ibv_qp_attr a = {.qp_state = IBV_QPS_ERR};
@@ -108,6 +113,22 @@ static void key_local(void)
 	IS(outcome(wr), IBV_WC_LOC_PROT_ERR);
 }
 
+static void key_of_the_other_kind(void) // a peer's at this end
+{
+	struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, 16);
+
+	wr.sg_list->lkey = r.from->rkey;
+	IS(outcome(wr), IBV_WC_LOC_PROT_ERR);
+}
+
+static void key_of_this_end(void) // at a peer's
+{
+	struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, 16);
+
+	wr.wr.rdma.rkey = r.to->lkey;
+	IS(outcome(wr), IBV_WC_REM_ACCESS_ERR);
+}
+
 static void key_local_write(void)
 {
 	struct ibv_mr *readable = ibv_reg_mr(r.pd, r.mem, SIZE, 0);
@@ -149,6 +170,61 @@ static void registering(void)
 	errno = 0;
 	IS(ibv_reg_mr(r.pd, r.mem, SIZE, IBV_ACCESS_REMOTE_WRITE) == NULL, 1);
 	IS(errno, EINVAL);
+}
+
+static void registering_what_is_not_there(void)
+{
+	uint8_t *m = mmap(NULL, 3 * SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct ibv_mr *mr;
+
+	munmap(m + 2 * SIZE, SIZE);
+	mprotect(m + SIZE, SIZE, PROT_READ);
+	IS(ibv_reg_mr(r.pd, m + SIZE, SIZE + 1, 0) == NULL, 1);
+	IS(errno, EFAULT);
+	IS(ibv_reg_mr(r.pd, m, SIZE + 1, IBV_ACCESS_LOCAL_WRITE) == NULL, 1);
+	IS(errno, EFAULT);
+	IS(ibv_reg_mr(r.pd, m + SIZE, 1, IBV_ACCESS_MW_BIND) == NULL, 1);
+	IS(errno, EFAULT);
+	NEED(mr = ibv_reg_mr(r.pd, m, 2 * SIZE, 0));
+	IS(ibv_dereg_mr(mr), 0);
+	munmap(m, 2 * SIZE);
+}
+
+static void locks(int may) // memory, beyond RLIMIT_MEMLOCK
+{
+	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct caps[2];
+
+	syscall(SYS_capget, &header, caps);
+	caps[0].effective &= ~(1 << CAP_IPC_LOCK);
+	caps[0].effective |= may << CAP_IPC_LOCK & caps[0].permitted;
+	syscall(SYS_capset, &header, caps);
+}
+
+static void registering_too_much(void)
+{
+	enum { PAGES = 16 }; // fewer of one page are left, as the rig has some
+	struct rlimit before, limit;
+	uint8_t *m = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct ibv_mr *mr[PAGES];
+	int n = 0;
+
+	getrlimit(RLIMIT_MEMLOCK, &before);
+	limit = before;
+	limit.rlim_cur = PAGES * sysconf(_SC_PAGESIZE);
+	IS(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
+	locks(0);
+	while (n < PAGES && (mr[n] = ibv_reg_mr(r.pd, m, 1, 0)))
+		n++;
+	IS(errno, ENOMEM);
+	IS(n > 0 && n < PAGES, 1);
+	IS(ibv_dereg_mr(mr[0]), 0);
+	NEED(mr[0] = ibv_reg_mr(r.pd, m, 1, 0));
+	locks(1);
+	setrlimit(RLIMIT_MEMLOCK, &before);
+	while (n)
+		IS(ibv_dereg_mr(mr[--n]), 0);
+	munmap(m, SIZE);
 }
 
 // ---- messages ----
@@ -277,12 +353,67 @@ static void states(void)
 
 	IS(ibv_post_recv(q, &wr, &bad), EINVAL); // in RESET
 	IS(to_rtr(q, 1), EINVAL);
+	IS(to_error(q), EINVAL);
 	IS(to_init(q), 0);
 	IS(post(q, request(IBV_WR_SEND, 16)), EINVAL); // before RTS
 	IS(to_rts(q, 1), EINVAL);
 	IS(ibv_modify_qp(q, &a, IBV_QP_STATE), EINVAL); // without a path
 	IS(ibv_post_recv(q, &wr, &bad), 0);
 	ibv_destroy_qp(q);
+}
+
+// What the two ends have to agree on, and where a path leads to.
+static void renew(struct ibv_qp **q) // in INIT
+{
+	ibv_destroy_qp(*q);
+	*q = new_qp(NULL);
+	to_init(*q);
+}
+
+static void connect_other(struct agreed theirs)
+{
+	const struct agreed ours = agreed;
+
+	renew(&r.a);
+	renew(&r.b);
+	IS(to_rtr(r.a, r.b->qp_num), 0);
+	IS(to_rts(r.a, 4), 0);
+	agreed = theirs;
+	IS(to_rtr(r.b, r.a->qp_num), 0);
+	IS(to_rts(r.b, 4), 0);
+	agreed = ours;
+}
+
+static void other_sequence_number(void)
+{
+	connect_other((struct agreed){agreed.psn - 1, agreed.mtu});
+	post_recv(16);
+	IS(outcome(request(IBV_WR_SEND, 16)), IBV_WC_RETRY_EXC_ERR);
+}
+
+static void other_mtu(void)
+{
+	connect_other((struct agreed){agreed.psn, IBV_MTU_512});
+	IS(outcome(request(IBV_WR_RDMA_WRITE, 512)), IBV_WC_SUCCESS);
+	IS(outcome(request(IBV_WR_RDMA_WRITE, 513)), IBV_WC_REM_INV_REQ_ERR);
+	IS(touched(), 0);
+	renew(&r.a);
+	agreed.mtu = 0;
+	IS(to_rtr(r.a, r.b->qp_num), EINVAL);
+	agreed.mtu = IBV_MTU_1024;
+}
+
+static void astray(void)
+{
+	struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTR, .path_mtu = agreed.mtu, .dest_qp_num = r.b->qp_num, .rq_psn = agreed.psn,
+		.max_dest_rd_atomic = 4, .min_rnr_timer = 1, .ah_attr = {.is_global = 1, .port_num = 1, .grh.dgid.raw = {0xfd}}};
+
+	connect_other(agreed);
+	renew(&r.a);
+	IS(ibv_modify_qp(r.a, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER), 0);
+	IS(to_rts(r.a, 4), 0);
+	IS(outcome(request(IBV_WR_SEND, 16)), IBV_WC_RETRY_EXC_ERR);
 }
 
 static void in_use(void)
@@ -456,10 +587,13 @@ static const struct {
 #define CASE(f, ...) {#f, f, __VA_ARGS__}
 	CASE(key_right, 64, 0), CASE(key_bounds, 64, 0), CASE(key_generation, 64, 0), CASE(key_rights, 64, 0),
 	CASE(key_domain, 64, 0), CASE(key_queue_pair_rights, 64, 0), CASE(key_local, 64, 0), CASE(key_local_write, 64, 0),
-	CASE(relaxed_ordering, 64, 0), CASE(registering, 64, 0), CASE(too_long, 64, 0), CASE(not_ready, 64, 0), CASE(nobody, 64, 0),
+	CASE(key_of_the_other_kind, 64, 0), CASE(key_of_this_end, 64, 0),
+	CASE(relaxed_ordering, 64, 0), CASE(registering, 64, 0), CASE(registering_what_is_not_there, 64, 0),
+	CASE(registering_too_much, 64, 0), CASE(too_long, 64, 0), CASE(not_ready, 64, 0), CASE(nobody, 64, 0),
 	CASE(inline_is_copied, 64, 0), CASE(inline_too_much, 64, 0), CASE(reads_at_a_time, 64, 0),
 	CASE(send_queue_full, 64, 0), CASE(receive_queue_full, 64, 0), CASE(overrun, 2, 0), CASE(flush, 64, 0),
 	CASE(last_receive, 64, 1), CASE(shared_limit, 64, 1), CASE(states, 64, 0), CASE(in_use, 64, 0),
+	CASE(other_sequence_number, 64, 0), CASE(other_mtu, 64, 0), CASE(astray, 64, 0),
 	CASE(window_right, 64, 0), CASE(window_past_the_end, 64, 0), CASE(window_in_front, 64, 0), CASE(window_rights, 64, 0),
 	CASE(window_of_another, 64, 0), CASE(window_invalidated, 64, 0), CASE(window_bound_twice, 64, 0),
 	CASE(window_on_what_is_not_for_it, 64, 0), CASE(window_too_large, 64, 0), CASE(window_invalidated_by_the_peer, 64, 0),

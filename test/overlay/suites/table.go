@@ -25,6 +25,9 @@ var suites = []suite{
 	{name: "x/net/http2", module: "golang.org/x/net@v0.62.0", packages: []string{"./http2/..."}},
 	{name: "go-smtp", module: "github.com/emersion/go-smtp@v0.26.0", packages: all},
 	{name: "miekg/dns", module: "github.com/miekg/dns@v1.1.73", packages: all},
+	{name: "goproxy", module: "github.com/elazarl/goproxy@v1.9.4", packages: all},
+	{name: "jlaffaye/ftp", module: "github.com/jlaffaye/ftp@v0.2.4", packages: here},
+	{name: "miniredis", module: "github.com/alicebob/miniredis/v2@v2.40.0", packages: []string{".", "./server"}},
 	{name: "fasthttp", module: "github.com/valyala/fasthttp@v1.78.0", packages: all, except: map[string]string{
 		"TestAllocationClient": "counts allocations of the process while its connection moves",
 	}},

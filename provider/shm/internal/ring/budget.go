@@ -54,5 +54,8 @@ func (s Share) Take(n int64, sure bool) bool {
 // HasSure reports whether one more ring could grow from Start to Sure.
 func (s Share) HasSure() bool { return s.pool.Has(s.user, Sure-Start) }
 
+// Charge adds n bytes to what is in use, whatever there is left; less than 0: it takes them away.
+func (s Share) Charge(n int64) { s.pool.Charge(s.user, n) }
+
 // Return gives back what a ring has taken of which pages bytes could have memory.
 func (s Share) Return(pages uint64) { s.pool.Return(s.user, int64(max(pages, Start)-Start)) }

@@ -196,7 +196,7 @@ func (m *model) drain() {
 		m.release()
 	}
 	m.none()
-	if m.seq > 0 && !m.out.Drained(&m.back) {
+	if m.seq > 0 && m.out.Backlog(&m.back) != 0 {
 		m.t.Fatal("the reader holds something back")
 	}
 	if !m.send(MaxMessage, m.seq) {

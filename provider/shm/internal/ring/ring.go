@@ -89,9 +89,6 @@ func (i *Incoming) Reset() {
 	i.done = 0
 }
 
-// Drained reports whether the reader has freed all that was published, by what it says.
-func (o *Outgoing) Drained(by *Incoming) bool { return by.head.Load() == o.tail.Load() }
-
 // Backlog is how many bytes were published and not freed, by what both ends say.
 func (o *Outgoing) Backlog(by *Incoming) uint64 { return o.tail.Load() - by.head.Load() }
 

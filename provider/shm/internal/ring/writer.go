@@ -15,7 +15,7 @@ const (
 )
 
 // Writer is the sending side of a ring. One goroutine at a time calls its methods, except
-// Arm, Disarm, Shrink, Limit and Pages, which others may call meanwhile.
+// Arm, Disarm, Shrink and Pages, which others may call meanwhile.
 //
 // It uses the ring up to a limit, which grows while nobody reads. At the limit, a pad
 // record sends the reader to the start of the next lap. So does one when the ring is empty
@@ -100,7 +100,7 @@ func (w *Writer) ReserveControl(n int) (room []byte, do Action) {
 	}
 	if found != 0 {
 		room = message(w.mem, w.tail, n)
-	} else if room = w.freeCell(&do); room != nil {
+	} else if room = w.spareCell(&do); room != nil {
 		room, w.spare = room[:n:n], true
 	}
 	if room == nil {
@@ -200,24 +200,24 @@ func (w *Writer) find(least, most int) (n int, do Action) {
 
 func (w *Writer) makeRoom(least, most int) (n int, do Action) {
 	need, want := recordSize(least), recordSize(most)
-	ahead, behind := w.free()
+	ahead, behind := w.available()
 	rewind := w.tail >= w.tryRewind && w.tail&mask >= rewindAt
 	if ahead < want || rewind {
 		if !w.refresh(&do) {
 			return 0, do
 		}
-		ahead, behind = w.free()
+		ahead, behind = w.available()
 		if rewind {
 			w.tryRewind = w.tail + rewindTry
 			if w.head == w.tail && behind >= want {
 				w.wrap()
-				ahead, behind = w.free()
+				ahead, behind = w.available()
 			}
 		}
 	}
 	enough := max(need, min(want, fragment))
 	for max(ahead, behind) < enough && (w.leap(enough) || w.grow(&do)) {
-		ahead, behind = w.free()
+		ahead, behind = w.available()
 	}
 	if ahead < want && (behind >= want || ahead < enough && behind >= enough) {
 		w.wrap()
@@ -229,9 +229,9 @@ func (w *Writer) makeRoom(least, most int) (n int, do Action) {
 	return min(int(ahead)-headerSize, most), do
 }
 
-// free returns the room in bytes straight ahead, and that at the start of the ring if the
+// available returns the room in bytes straight ahead, and that at the start of the ring if the
 // writer may go there. There is always room for a pad.
-func (w *Writer) free() (ahead, behind uint64) {
+func (w *Writer) available() (ahead, behind uint64) {
 	off, head, end := w.tail&mask, w.head&mask, w.limit.Load()
 	if w.sameLap() {
 		behind = less(head, headerSize)
@@ -309,8 +309,8 @@ func (w *Writer) block() {
 	w.wanted.Store(min(w.published, at))
 }
 
-// freeCell returns the memory of the next free cell, or nil.
-func (w *Writer) freeCell(do *Action) []byte {
+// spareCell returns the memory of the next spare cell, or nil.
+func (w *Writer) spareCell(do *Action) []byte {
 	if w.err != nil || w.alone {
 		return nil
 	}

@@ -38,9 +38,6 @@ func (x *extent) init(most int, pages uint64, b Share) {
 	x.idleTail = neverLooked
 }
 
-// Limit is how much of the ring the writer uses, in bytes.
-func (x *extent) Limit() uint64 { return x.limit.Load() }
-
 // Pages is how much of the ring may have memory, in bytes. Beyond Start the budget counts
 // it.
 func (x *extent) Pages() uint64 { return x.pages.Load() }
@@ -98,10 +95,10 @@ func (x *extent) Stop() {
 }
 
 // Shrink gives back the memory of a ring that has been empty since the last call, by
-// calling free with how much of it may have memory, which returns it to the budget. It
+// calling punch with how much of it may have memory, which returns it to the budget. It
 // reports whether it has to be called again, and whether a Reserve may have found no room
 // only because Shrink was at work.
-func (w *Writer) Shrink(free func(pages uint64) bool) (again, met bool) {
+func (w *Writer) Shrink(punch func(pages uint64) bool) (again, met bool) {
 	if w.pages.Load() <= Start {
 		return false, false
 	}
@@ -114,7 +111,7 @@ func (w *Writer) Shrink(free func(pages uint64) bool) (again, met bool) {
 		return true, false
 	}
 	empty := w.out.tail.Load() == tail
-	if empty && free(w.pages.Load()) {
+	if empty && punch(w.pages.Load()) {
 		w.limit.Store(Start)
 		w.pages.Store(Start)
 	}

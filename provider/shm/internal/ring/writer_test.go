@@ -101,11 +101,11 @@ func TestRingGrowsWhileNobodyReadsAndShrinksWhenIdle(t *testing.T) {
 	if n := sent * 4096; n < 9<<20/10 || !grown {
 		t.Errorf("the ring holds %d bytes of 1 MiB; it has grown: %v", n, grown)
 	}
-	if p.Limit() != 1<<20 || p.Pages() != 1<<20 || p.books.Used() != 1<<20-Start {
-		t.Errorf("limit %d, pages %d, budget used: %d", p.Limit(), p.Pages(), p.books.Used())
+	if p.limit.Load() != 1<<20 || p.Pages() != 1<<20 || p.books.Used() != 1<<20-Start {
+		t.Errorf("limit %d, pages %d, budget used: %d", p.limit.Load(), p.Pages(), p.books.Used())
 	}
 	for range sent {
-		if again, _ := p.Shrink(p.free); !again || p.Limit() != 1<<20 {
+		if again, _ := p.Shrink(p.free); !again || p.limit.Load() != 1<<20 {
 			t.Fatal("a ring that is not empty has shrunk")
 		}
 		p.poll()
@@ -118,8 +118,8 @@ func TestRingGrowsWhileNobodyReadsAndShrinksWhenIdle(t *testing.T) {
 		t.Error("a ring with room reserved has shrunk")
 	}
 	p.Commit(0)
-	if again, met := p.Shrink(p.free); again || !met || p.Limit() != Start || p.Pages() != Start || p.books.Used() != 0 {
-		t.Errorf("an idle ring: limit %d, pages %d, %d bytes of the budget", p.Limit(), p.Pages(), p.books.Used())
+	if again, met := p.Shrink(p.free); again || !met || p.limit.Load() != Start || p.Pages() != Start || p.books.Used() != 0 {
+		t.Errorf("an idle ring: limit %d, pages %d, %d bytes of the budget", p.limit.Load(), p.Pages(), p.books.Used())
 	}
 	for seq := range uint64(3000) {
 		if !p.send(4096, seq) || !is(p.poll(), 4096, seq) {
@@ -169,15 +169,15 @@ func TestRingGrowsAgainBehindItsReader(t *testing.T) {
 	for range 2 {
 		p.Shrink(p.free)
 	}
-	if p.Limit() != Start {
-		t.Fatalf("the limit of an idle ring is %d", p.Limit())
+	if p.limit.Load() != Start {
+		t.Fatalf("the limit of an idle ring is %d", p.limit.Load())
 	}
 	n := uint64(0)
 	for n < 1<<19/4096 && p.send(4096, n) {
 		n++
 	}
-	if bytes := n * recordSize(4096); bytes > p.Limit() || p.books.Used() < int64(p.Limit()-Start) {
-		t.Errorf("%d bytes are in a ring of %d, for which %d of the budget are taken", bytes, p.Limit(), p.books.Used())
+	if bytes := n * recordSize(4096); bytes > p.limit.Load() || p.books.Used() < int64(p.limit.Load()-Start) {
+		t.Errorf("%d bytes are in a ring of %d, for which %d of the budget are taken", bytes, p.limit.Load(), p.books.Used())
 	}
 	for seq := range n {
 		if !is(p.poll(), 4096, seq) {
@@ -230,7 +230,7 @@ func TestShrinkMeetsTheWriterAtEveryStep(t *testing.T) {
 // A writer that finds Shrink at work gets no room, and Shrink's caller learns of it.
 func TestReserveWhileShrinkIsAtWork(t *testing.T) {
 	p := newPipe(t, 1<<20)
-	for p.Limit() == Start {
+	for p.limit.Load() == Start {
 		p.send(4096, 0)
 	}
 	for msg, _ := p.Poll(); msg != nil; msg, _ = p.Poll() {
@@ -248,8 +248,8 @@ func TestReserveWhileShrinkIsAtWork(t *testing.T) {
 		}
 		return p.free(pages)
 	})
-	if !tried || again || !met || p.Limit() != Start {
-		t.Fatalf("tried %v, again %v, met %v, limit %d", tried, again, met, p.Limit())
+	if !tried || again || !met || p.limit.Load() != Start {
+		t.Fatalf("tried %v, again %v, met %v, limit %d", tried, again, met, p.limit.Load())
 	}
 	if !p.send(8, 0) {
 		t.Error("no room afterwards")
@@ -349,10 +349,10 @@ func TestRingThatInheritsMemory(t *testing.T) {
 	p.Writer = Writer{}
 	p.books.Take(1<<20-Start, true)
 	p.Writer.Init(&p.out, &p.spares, p.bytes, &p.back, Size, 1<<20, p.books)
-	if p.Limit() != Start || p.Pages() != 1<<20 {
-		t.Errorf("limit %d, pages %d", p.Limit(), p.Pages())
+	if p.limit.Load() != Start || p.Pages() != 1<<20 {
+		t.Errorf("limit %d, pages %d", p.limit.Load(), p.Pages())
 	}
-	for p.Limit() < 1<<20 && p.send(1000, 0) {
+	for p.limit.Load() < 1<<20 && p.send(1000, 0) {
 	}
 	if p.books.Used() != 1<<20-Start {
 		t.Errorf("%d bytes of the budget are used", p.books.Used())
@@ -400,5 +400,42 @@ func TestControlInACellWakesTheReader(t *testing.T) {
 	}
 	if do&Wake == 0 {
 		t.Error("nobody is woken")
+	}
+}
+
+// Messages that are read as they come stay in the same few pages, however many there are.
+func TestLightTrafficStaysInItsPages(t *testing.T) {
+	p := newPipe(t, Size)
+	const n = 1 << 10
+	last := uint64(0)
+	for seq := range uint64(1000) {
+		if !p.send(n, seq) {
+			t.Fatal("no room")
+		}
+		p.poll()
+		p.unbroken(p.Drop())
+		p.none()
+		last = max(last, p.Writer.tail&mask)
+	}
+	if most := uint64(rewindAt + rewindTry + 2*n); last > most {
+		t.Errorf("they come to offset %d, want at most %d", last, most)
+	}
+}
+
+// At the edge of a full ring, a writer that has more to send waits for more than scraps of room.
+func TestNoScrapsAtTheEdgeOfAFullRing(t *testing.T) {
+	const n = 1 << 10
+	p := newPipe(t, Start)
+	p.fill(n, 0)
+	p.Writer.Arm() // so that it learns at once what is free
+	p.poll()
+	p.unbroken(p.Drop())
+	if room, do := p.Reserve(1, MaxMessage); room != nil {
+		t.Errorf("%d bytes of room", len(room))
+	} else {
+		p.unbroken(do)
+	}
+	if !p.send(n/4, 0) {
+		t.Error("no room for what has no more")
 	}
 }

@@ -1,12 +1,12 @@
 package session
 
-// queue holds what is under way, oldest first.
-type queue[T any] struct {
+// fifo holds what is under way, oldest first.
+type fifo[T any] struct {
 	items []T
 	head  int
 }
 
-func (q *queue[T]) push(v T) {
+func (q *fifo[T]) push(v T) {
 	if q.head > 0 && 2*q.head >= len(q.items) { // at least half of it was popped
 		n := copy(q.items, q.items[q.head:])
 		clear(q.items[n:]) // keep nothing alive
@@ -16,7 +16,7 @@ func (q *queue[T]) push(v T) {
 }
 
 // pop takes the oldest; ok is false if there is none.
-func (q *queue[T]) pop() (v T, ok bool) {
+func (q *fifo[T]) pop() (v T, ok bool) {
 	if q.head == len(q.items) {
 		return v, false
 	}
@@ -26,4 +26,4 @@ func (q *queue[T]) pop() (v T, ok bool) {
 	return v, true
 }
 
-func (q *queue[T]) len() int { return len(q.items) - q.head }
+func (q *fifo[T]) len() int { return len(q.items) - q.head }

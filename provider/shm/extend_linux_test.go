@@ -218,9 +218,9 @@ func dupConn(c *net.UnixConn) (*net.UnixConn, error) {
 	return d.(*net.UnixConn), nil
 }
 
-// If a link ends while a dial offers it a segment, the segment is unmapped only once, and
+// If a link ends while a dial adds a segment to it, the segment is unmapped only once, and
 // the dial learns that another link may do.
-func TestLinkThatEndsDuringAnOffer(t *testing.T) {
+func TestLinkThatEndsWhileItIsExtended(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
 	for i := range 100 {
@@ -250,4 +250,38 @@ func TestLinkThatEndsDuringAnOffer(t *testing.T) {
 		}
 		near.closeUnused()
 	}
+}
+
+// Where the peer has a segment of which this end could not map its half, the link takes no further
+// one: a dial that is under way by it finds another, and the connections go on.
+func TestDialBehindAHalfThatIsLost(t *testing.T) {
+	leaks(t)
+	l := listen(t, Config{})
+	var near *link
+	for range firstSlots {
+		a, b := meet(t, l)
+		defer end(a)
+		defer end(b)
+		near = a.(*endpoint).link
+		defer func() {
+			if err := a.Err(); err != nil {
+				t.Errorf("a connection: %v", err)
+			}
+		}()
+	}
+	payer := near.payer
+	one := limits{addressSpace: halfSize(nextSegment(firstSlots)), mappings: mostMappings}
+	near.payer.holdings = newHoldings(one) // this end's half fits, and the peer's does not
+	_, err := near.dial(t.Context())
+	wantReason(t, err, session.ReasonResources)
+	near.payer = payer
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if e, err := near.dial(ctx); !errors.Is(err, ErrLinkGone) {
+		t.Errorf("a dial behind it: %v", err)
+		if err == nil {
+			end(e)
+		}
+	}
+	servesOthers(t, l) // by another link
 }

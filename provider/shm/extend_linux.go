@@ -12,16 +12,16 @@ import (
 )
 
 // The segments of a link: the dialing end makes its half of a further one when no slot is free,
-// and offers it; the accepting end maps that, and replies with its own.
+// and sends it; the accepting end maps that, and replies with its own.
 
-// offers holds the half of a segment that is on offer, of which there is one at a time: the next
-// has to wait for the peer's reply.
-type offers struct {
+// extending holds the half of a segment that the peer has yet to reply to. There is one at a
+// time: the next has to wait.
+type extending struct {
 	turn chan struct{} // holds a token while there is one
-	half atomic.Pointer[offer]
+	half atomic.Pointer[pendingHalf]
 }
 
-type offer struct {
+type pendingHalf struct {
 	mapping
 	reply chan uint8 // where the code of the reply goes; holds one
 }
@@ -29,43 +29,47 @@ type offer struct {
 // extend adds a segment to the link, unless it has others than the have slots by its turn.
 func (l *link) extend(ctx context.Context, have int) error {
 	select {
-	case l.offers.turn <- struct{}{}:
+	case l.extending.turn <- struct{}{}:
 	case <-l.gone:
 		return ErrLinkGone
 	case <-ctx.Done():
 		return unavailable(ctx.Err())
 	}
 	if len(l.slots.list()) != have {
-		<-l.offers.turn
+		<-l.extending.turn
 		return nil
+	}
+	if l.listenerClosed.Load() { // or the peer has slots that this end has not: see endExtending
+		<-l.extending.turn
+		return ErrLinkGone
 	}
 	slots := nextSegment(have)
 	if slots == 0 {
-		<-l.offers.turn
+		<-l.extending.turn
 		return &session.Unavailable{Reason: session.ReasonResources, Err: fmt.Errorf("shm: %d connections on one link", have)}
 	}
-	return l.offer(ctx, slots)
+	return l.sendHalf(ctx, slots)
 }
 
-// offer sends this end's half of a segment and waits for the peer's. The caller has the turn,
-// which settle gives back.
-func (l *link) offer(ctx context.Context, slots int) error {
+// sendHalf sends this end's half of a segment and waits for the peer's. The caller has the turn,
+// which endExtending gives back.
+func (l *link) sendHalf(ctx context.Context, slots int) error {
 	m, fd, err := newHalf(slots, l.payer, !l.mayPunch)
 	if err != nil {
-		<-l.offers.turn
+		<-l.extending.turn
 		return unavailable(err)
 	}
 	defer unix.Close(fd)
-	o := &offer{m, make(chan uint8, 1)}
-	l.offers.half.Store(o)
+	p := &pendingHalf{m, make(chan uint8, 1)}
+	l.extending.half.Store(p)
 	if err := l.control.post(ctx, &message{kind: msgSegment, number: uint32(slots)}, fd); err != nil {
-		if l.offers.half.CompareAndSwap(o, nil) { // the peer has not got it
-			l.settle(o, codeResources, nil)
+		if l.extending.half.CompareAndSwap(p, nil) { // the peer has not got it
+			l.endExtending(p, codeResources, nil)
 		}
 		return linkError(err)
 	}
 	select {
-	case code := <-o.reply:
+	case code := <-p.reply:
 		return codeError(code)
 	case <-l.gone:
 		return ErrLinkGone
@@ -74,22 +78,23 @@ func (l *link) offer(ctx context.Context, slots int) error {
 	}
 }
 
-// segmentReplied takes the reply to the offer. An error means that the peer broke the protocol.
+// segmentReplied takes the reply to the half that was sent. An error means that the peer broke the protocol.
 func (l *link) segmentReplied(code uint8, fds []int) error {
-	o := l.offers.half.Swap(nil)
-	if o == nil {
+	p := l.extending.half.Swap(nil)
+	if p == nil {
 		return errors.New("a reply without a segment")
 	}
-	if err := l.settle(o, code, fds); errors.Is(err, errSegment) {
+	if err := l.endExtending(p, code, fds); errors.Is(err, errSegment) {
 		return err
 	}
 	return nil
 }
 
-// settle ends an offer. fds are the peer's half, or nothing: descriptors may have been lost.
-func (l *link) settle(o *offer, code uint8, fds []int) (err error) {
+// endExtending ends what extend has begun. fds are the peer's half, or nothing: descriptors may have
+// been lost.
+func (l *link) endExtending(p *pendingHalf, code uint8, fds []int) (err error) {
 	if code == codeOK {
-		if err = l.join(o.mapping, fds); err != nil {
+		if err = l.join(p.mapping, fds); err != nil {
 			// The peer has slots that this end has not. So no more can be added here, and
 			// further connections take another link.
 			code = codeResources
@@ -97,16 +102,16 @@ func (l *link) settle(o *offer, code uint8, fds []int) (err error) {
 		}
 	}
 	if code != codeOK {
-		o.unmap()
+		p.unmapKept(l.slots.memory, 0)
 	}
-	o.reply <- code
-	<-l.offers.turn
+	p.reply <- code
+	<-l.extending.turn
 	return err
 }
 
-// takeSegment takes a segment that the peer offers, and replies. If this process lacks a
+// handleSegment takes a segment of which the peer has sent its half, and replies. If this process lacks a
 // descriptor or room for it, existing connections must not suffer.
-func (l *link) takeSegment(m *message, fds []int, cut error) error {
+func (l *link) handleSegment(m *message, fds []int, cut error) error {
 	if cut == nil && len(fds) != 1 {
 		return errors.New("a segment without its descriptor")
 	}
@@ -137,7 +142,7 @@ func (l *link) accommodate(peers int, slots uint32) (half int, err error) {
 	if slots == 0 || int64(slots) != int64(nextSegment(len(l.slots.list()))) {
 		return -1, fmt.Errorf("%w: %d slots", errSegment, slots)
 	}
-	m, err := openHalf(peers, int(slots), l.payer, !l.mayPunch)
+	m, err := mapHalf(peers, int(slots), l.payer, !l.mayPunch)
 	if err != nil {
 		return -1, err
 	}
@@ -146,7 +151,7 @@ func (l *link) accommodate(peers int, slots uint32) (half int, err error) {
 		m.unmap()
 		return -1, err
 	}
-	l.share(segment{own, m})
+	l.install(segment{own, m})
 	return half, nil
 }
 
@@ -155,15 +160,15 @@ func (l *link) join(own mapping, fds []int) error {
 	if len(fds) == 0 {
 		return errCut
 	}
-	m, err := openHalf(fds[0], own.slots, l.payer, !l.mayPunch)
+	m, err := mapHalf(fds[0], own.slots, l.payer, !l.mayPunch)
 	if err == nil {
-		l.share(segment{own, m})
+		l.install(segment{own, m})
 	}
 	return err
 }
 
-// share puts the slots into use, and the first segment's bells.
-func (l *link) share(s segment) {
+// install puts the slots into use, and the first segment's bells.
+func (l *link) install(s segment) {
 	if l.door.own == nil {
 		l.door.own, l.door.peers = s.own.bell(), s.peers.bell()
 	}

@@ -1,0 +1,53 @@
+package moving
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/sanconn/san/internal/hello"
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/reason"
+	"github.com/sanconn/san/session"
+)
+
+// failing is a provider whose moves fail.
+type failing struct {
+	Provider
+	err   error
+	tried bool
+}
+
+func (f *failing) Move(context.Context, newconn.Handle, Settings) error {
+	f.tried = true
+	return f.err
+}
+
+// The next provider is tried unless the first may move the connection yet; the first one's reason counts,
+// unless the other end has refused.
+func TestWhichProvidersAreTried(t *testing.T) {
+	_, _, h, _ := stampedPair(t)
+	of := func(r session.Reason) error { return &session.Unavailable{Reason: r, Err: errors.New("so it is")} }
+	for _, tt := range []struct {
+		first, second error
+		next          bool // the second is tried
+		why           session.Reason
+	}{
+		{of(session.ReasonNotServed), of(session.ReasonUnreachable), true, session.ReasonNotServed},
+		{of(session.ReasonNotServed), of(session.ReasonRefused), true, session.ReasonRefused},
+		{of(session.ReasonTimeout), nil, true, session.ReasonNone},
+		{nil, nil, false, session.ReasonNone},
+		{newconn.ErrNoAnswer, nil, false, session.ReasonTimeout},
+		{newconn.ErrNotTaken, nil, false, session.ReasonTimeout},
+		{newconn.ErrClaimed, nil, false, session.ReasonStays},
+		{hello.Answer{Code: hello.Unknown}.Err(), nil, false, session.ReasonNoListener},
+		{&session.Unavailable{Reason: session.ReasonNoListener, Err: hello.ErrNotAccepted}, nil, false, session.ReasonNoListener},
+		{hello.Answer{Code: hello.Unknown, Undecided: true}.Err(), nil, false, session.ReasonTimeout},
+	} {
+		a, b := &failing{err: tt.first}, &failing{err: tt.second}
+		why := (&Plan{Choice: Choice{Providers: []Provider{a, b}}}).move(t.Context(), h)
+		if b.tried != tt.next || (why == nil) != (tt.why == session.ReasonNone) || why != nil && reason.Of(why).Reason != tt.why {
+			t.Errorf("%v, and %v: the second is tried: %v, %v", tt.first, tt.second, b.tried, why)
+		}
+	}
+}
