@@ -1,20 +1,22 @@
 package regcache
 
 import (
+	"math/rand/v2"
 	"sync/atomic"
 	"weak"
 )
 
-// How many addresses are remembered, fewer if some collide: four times the regions that a
-// budget has by default.
+// How much memory is remembered: four times the regions that a budget has by default, in sets of
+// four. With sets of one, one in 32 of 128 buffers used in turn would share its set with another,
+// and neither would ever have come before.
 const (
-	seenBits  = 12
-	seenSlots = 1 << seenBits
+	seenBits = 10
+	seenWays = 4
 )
 
 // seen remembers recently used memory, and counts its uses. It forgets by overwriting.
 type seen struct {
-	slots [seenSlots]atomic.Pointer[counted]
+	sets [1 << seenBits][seenWays]atomic.Pointer[counted]
 }
 
 // use is a use of memory for a cache. The allocator hands addresses out again, so on the heap
@@ -30,27 +32,40 @@ type counted struct {
 	times atomic.Int64
 }
 
-func (s *seen) slot(u use) *atomic.Pointer[counted] {
+func setOf(u use) uint64 {
 	const golden = 0x9e3779b97f4a7c15 // 2⁶⁴ over the golden ratio: Fibonacci hashing
-	return &s.slots[uint64(u.address^u.cache)*golden>>(64-seenBits)]
+	return uint64(u.address^u.cache) * golden >> (64 - seenBits)
+}
+
+// find returns what counts u's uses, or nil and the place for it.
+func (s *seen) find(u use) (*counted, *atomic.Pointer[counted]) {
+	set := &s.sets[setOf(u)]
+	place := &set[rand.IntN(seenWays)]
+	for i := range set {
+		if c := set[i].Load(); c == nil {
+			place = &set[i]
+		} else if c.use == u {
+			return c, nil
+		}
+	}
+	return nil, place
 }
 
 // note notes u, and returns how often that was done before, or what set has made of it. If it is
 // not remembered, that is as often as before.
 func (s *seen) note(u use, before int) int {
-	slot := s.slot(u)
-	c := slot.Load()
-	if c == nil || c.use != u {
+	c, place := s.find(u)
+	if c == nil {
 		c = &counted{use: u}
 		c.times.Store(int64(before))
-		slot.Store(c)
+		place.Store(c)
 	}
 	return int(c.times.Add(1) - 1)
 }
 
 // set has u counted from times on.
 func (s *seen) set(u use, times int64) {
-	if c := s.slot(u).Load(); c != nil && c.use == u {
+	if c, _ := s.find(u); c != nil {
 		c.times.Store(times)
 	}
 }

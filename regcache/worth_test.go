@@ -72,6 +72,28 @@ func TestMemoryIsWorthItWhenItsCopiesHaveCostAsMuch(t *testing.T) {
 	runtime.KeepAlive(b)
 }
 
+// Buffers that are used in turn come again, each of them, though the table has one set for all.
+func TestMemoryIsWorthItBesideOtherOfItsSet(t *testing.T) {
+	c := newCache(t, &fakeDevice{}, Config{})
+	large := make([]byte, 64<<20) // of its first page the next 4 KiB would be a part (heapMemory)
+	var buffers [][]byte
+	for rest := large[8<<10:]; len(buffers) < seenWays; rest = rest[4<<10:] {
+		b := rest[:4<<10]
+		if len(buffers) == 0 || setOf(c.useOf(b, c.classify(b))) == setOf(c.useOf(buffers[0], c.classify(buffers[0]))) {
+			buffers = append(buffers, b)
+		}
+	}
+	const copies = 3
+	for i := range 2 * copies {
+		for k, b := range buffers {
+			if got, _ := c.Worth(b, LocalRead, copies); got != (i >= copies) {
+				t.Errorf("use %d of buffer %d: worth it: %v", i+1, k, got)
+			}
+		}
+	}
+	runtime.KeepAlive(large)
+}
+
 // What is evicted has its next registration paid for by copies again, as has what does not fit: too
 // many buffers, or too large ones, are not registered at each use.
 func TestMoreMemoryThanTheBudgetIsMostlyCopied(t *testing.T) {
