@@ -899,6 +899,52 @@ func TestARefusedProposal(t *testing.T) {
 	}
 }
 
+// A peer that leaves ends its stream on the session, and goes on by TCP. If its process ends before this end
+// has left, too, the stream was cut, maybe within a Write.
+func TestAPeerThatDiesOnTheWayBack(t *testing.T) {
+	for name, limits := range map[string]session.Limits{"ring": {}, "window": {Window: 32}} {
+		a, b, err := newPair(newconn.Config{}, newconn.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		closeAtEnd(t, a, b)
+		ea, eb := twin.Pair(twin.Config{Limits: limits})
+		at := func(kind byte, at uint64) []byte { return binary.LittleEndian.AppendUint64([]byte{kind}, at) }
+		var peer *session.Session
+		peer = session.New(eb, session.Config{Accepting: true, OnNote: func(note []byte) {
+			switch {
+			case len(note) == 0: // the end
+			case note[0] == newconn.NoteProposal:
+				peer.SendNote([]byte{newconn.NoteAnswer, 1})
+				peer.SendNote(at(newconn.NoteBegin, 0))
+				peer.Write([]byte("half of it"))
+			case note[0] == newconn.NoteLeave:
+				ea.Hold(twin.HoldMessages) // until it is dead: this end cannot be faster
+				peer.SendNote(at(newconn.NoteLeave, 10))
+				peer.CloseWrite()
+				eb.Kill()
+				b.Close()
+				ea.Hold(0)
+			}
+		}})
+		go peer.Negotiate(t.Context())
+		if err := connpair.Propose(t.Context(), a, ea, session.Config{}, nil); err != nil {
+			t.Fatal(err)
+		}
+		a.SetDeadline(time.Now().Add(patience))
+		if _, err := io.ReadFull(a, make([]byte, 4)); err != nil {
+			t.Error(err)
+		}
+		if _, err := a.File(); err == nil { // the peer has not taken what was returned to it
+			t.Errorf("%s: the descriptor", name)
+		}
+		if got, err := io.ReadAll(a); string(got) != " of it" && limits.Ring() || !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+		peer.Abort()
+	}
+}
+
 // A peer says how much of its stream is left on the session, and returns bytes of this one: no more than
 // there can be, as all of it takes memory here.
 func TestAPeerThatLeavesTooMuch(t *testing.T) {

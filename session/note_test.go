@@ -341,6 +341,39 @@ func TestTakenOperations(t *testing.T) {
 	})
 }
 
+// What ends the stream while Read is taken ends it for the taker alone: the program had more to say.
+func TestAnEndForTheTaker(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		for _, before := range []bool{false, true} {
+			a, b, _, _ := pair(t, cfg, session.Config{})
+			end := func() {
+				a.CloseWrite()
+				pass(time.Second)
+			}
+			if before {
+				end()
+				if n, err := b.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+					t.Errorf("the end: %d, %v", n, err)
+				}
+			}
+			b.TakeRead()
+			if !before {
+				end()
+			}
+			if n, err := b.ReadTaken(make([]byte, 1), nil); n != 0 || err != io.EOF {
+				t.Errorf("ReadTaken: %d, %v", n, err)
+			}
+			b.GiveBackRead()
+			n, err := b.Read(make([]byte, 1))
+			if before && err != io.EOF || !before && !errors.Is(err, syscall.ECONNRESET) || n != 0 {
+				t.Errorf("ended before: %v: %d, %v", before, n, err)
+			}
+			a.Abort()
+			b.Abort()
+		}
+	})
+}
+
 // CloseUnread is a reset behind all that was written, though the session has nothing unread.
 func TestCloseUnreadIsAReset(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {

@@ -21,6 +21,7 @@ func (r *reading) TakeRead() {
 	defer r.rd.asTaker()()
 	r.attempt(&r.rd, func(bool) Events {
 		r.lockRx()
+		r.rx.open = r.rx.end == notYet
 		lent := r.rx.loan != noLoan
 		r.unlockRx()
 		if !lent || r.rd.state.Load()&stClosed != 0 {
@@ -48,7 +49,8 @@ func (w *writing) TakeWrite() (cut bool) {
 	return cut
 }
 
-// GiveBackRead ends TakeRead.
+// GiveBackRead ends TakeRead. A stream that had not ended before then ends by a reset: a Shutdown since is
+// the taker's, and what the program has to say goes on elsewhere.
 func (r *reading) GiveBackRead() { r.rd.state.And(^uint32(stTaken)) }
 
 // GiveBackWrite ends TakeWrite.

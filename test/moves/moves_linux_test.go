@@ -363,7 +363,7 @@ func (e *end) read() {
 		cut := want > 0 || len(header) > 0
 		switch {
 		case err == io.EOF && cut && strings.Contains(e.conn.Debug(), "read by the SAN"): // the other direction may be on TCP
-			e.errorf("a clean end within a frame: %v", e.conn.Debug())
+			e.errorf("%d: a clean end within a frame, at %d, %d to come, header %d: %v", e.n, at, want, len(header), e.conn.Debug())
 		case err == io.EOF:
 		case gone(err):
 			e.over.Store(true)
