@@ -899,6 +899,38 @@ func TestARefusedProposal(t *testing.T) {
 	}
 }
 
+// A process that ends the session before it has negotiated, as one of another version does, has put nothing
+// of its stream there: TCP has all of that, and its end.
+func TestAPeerThatDoesNotNegotiate(t *testing.T) {
+	for name, end := range map[string]func(s *session.Session, e *twin.Endpoint){
+		"it aborts": func(s *session.Session, e *twin.Endpoint) { s.Abort() },
+		"it closes": func(s *session.Session, e *twin.Endpoint) { s.Close() },
+		"it dies":   func(s *session.Session, e *twin.Endpoint) { e.Kill() },
+	} {
+		a, b, err := newPair(newconn.Config{}, newconn.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		closeAtEnd(t, a, b)
+		ea, eb := twin.Pair(twin.Config{})
+		s := session.New(eb, session.Config{Accepting: true})
+		go end(s, eb)
+		if err := connpair.Propose(t.Context(), a, ea, session.Config{}, nil); err == nil {
+			t.Errorf("%s: it moves", name)
+		}
+		a.SetDeadline(time.Now().Add(patience))
+		b.Write([]byte("by TCP"))
+		b.CloseWrite()
+		if got, err := io.ReadAll(a); string(got) != "by TCP" || err != nil {
+			t.Errorf("%s: read %q, %v", name, got, err)
+		}
+		if p := a.Provider(); p != "tcp" {
+			t.Errorf("%s: it is on %s", name, p)
+		}
+		s.Abort()
+	}
+}
+
 // A peer that leaves ends its stream on the session, and goes on by TCP. If its process ends before this end
 // has left, too, the stream was cut, maybe within a Write.
 func TestAPeerThatDiesOnTheWayBack(t *testing.T) {

@@ -93,8 +93,7 @@ func negotiate(conn weak.Pointer[Conn], s *session.Session) {
 		return
 	}
 	if c := conn.Value(); c != nil {
-		var never *session.Unavailable // the peer has not taken the session
-		c.sessionOver(s, errors.As(err, &never) || errors.Is(err, syscall.EPIPE), errNegotiating(err))
+		c.sessionOver(s, true, errNegotiating(err)) // a ring hands out all that came, which is nothing of the stream
 	}
 }
 

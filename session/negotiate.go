@@ -9,6 +9,11 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
+// Version is that of the protocol in all its layers: messages, notes, and what providers share or
+// exchange before. It changes when an older end would misunderstand, or go beyond a bound that has come.
+// Providers compare it before there is a session.
+const Version = wire.Version
+
 // sendNegotiate sends the negotiation message unless it was sent already. It reports
 // false if there is no room for it.
 func (s *Session) sendNegotiate() (sent bool) {

@@ -36,7 +36,7 @@ const (
 
 	header  = 8
 	maxNote = 240
-	version = 2
+	version = 9
 )
 
 // raw is a peer without a session: it says what a test wants.

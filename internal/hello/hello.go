@@ -27,8 +27,7 @@ type Proposal struct {
 }
 
 const (
-	proposalVersion = 1
-	proposalSize    = 2 + 2*18 + 2*8 + 2
+	proposalSize = 2 + 2*18 + 2*8 + 2
 
 	proposalStamped = 1 // flag
 )
@@ -38,7 +37,6 @@ var le = binary.LittleEndian
 // Encode encodes the proposal.
 func (p Proposal) Encode() []byte {
 	b := make([]byte, 2, proposalSize)
-	b[0] = proposalVersion
 	if p.Stamped {
 		b[1] = proposalStamped
 	}
@@ -58,7 +56,7 @@ var errNotUnderstood = errors.New("san: a proposal that is not understood")
 
 // ParseProposal is its inverse.
 func ParseProposal(b []byte) (p Proposal, err error) {
-	if len(b) < proposalSize || b[0] != proposalVersion {
+	if len(b) < proposalSize {
 		return p, errNotUnderstood
 	}
 	p.Stamped = b[1]&proposalStamped != 0

@@ -3,6 +3,8 @@ package shm
 import (
 	"encoding/binary"
 	"errors"
+
+	"github.com/sanconn/san/session"
 )
 
 // The messages on a link's socket. All have the same size and form. A packet of another
@@ -26,9 +28,8 @@ const (
 	messageSize = 16
 	magic       = 0x4d6e6153 // "SanM"
 
-	// version changes with the layout and the messages. It is also part of the
-	// name, so that different versions do not meet.
-	version = 8
+	// version is also part of the name, so that different versions do not meet.
+	version = session.Version
 )
 
 const (

@@ -66,7 +66,7 @@ func refusalFor(err error) refusal {
 
 const (
 	privateMagic    = 'S' | 'A'<<8 | 'N'<<16 | 'v'<<24
-	protocolVersion = 3
+	protocolVersion = session.Version
 )
 
 func (p privateData) bytes() []byte {

@@ -214,7 +214,7 @@ func TestPIDNamespace(t *testing.T) {
 // squat takes a name of a port, and has serve called for each process that connects.
 func squat(t testing.TB, dir string, port int, number, network string, serve func(net.Conn)) {
 	t.Helper()
-	name := filepath.Join(dir, fmt.Sprintf("san-shm-8-%d-%s", port, number))
+	name := filepath.Join(dir, fmt.Sprintf("san-shm-9-%d-%s", port, number))
 	l, err := net.Listen(network, name)
 	if err != nil {
 		t.Fatal(err)
@@ -253,7 +253,7 @@ func TestSquattersInTheDirectory(t *testing.T) {
 	})
 	server, client := b.start(t, nil), a.start(t, nil)
 	server.must(t, "listen :80 "+dir, "lacks <nil>")
-	if names, err := filepath.Glob(filepath.Join(dir, "san-shm-8-80-*")); err != nil || len(names) != 5 {
+	if names, err := filepath.Glob(filepath.Join(dir, "san-shm-9-80-*")); err != nil || len(names) != 5 {
 		t.Errorf("the names are %q, %v", names, err)
 	}
 	for range 3 {

@@ -24,8 +24,8 @@ type Params struct {
 const (
 	magic = 'S' | 'A'<<8 | 'N'<<16 | 'c'<<24
 
-	// Version is this package's version of the protocol.
-	Version = 2
+	// Version is session.Version.
+	Version = 9
 
 	CapRead  = 1 << 0 // offered memory can be read by RDMA
 	CapInbox = 1 << 1 // memory can be exposed as an inbox

@@ -46,14 +46,14 @@ func TestTextAndStream(t *testing.T) {
 		return b
 	}
 	negotiate := make([]byte, NegotiateLen)
-	Params{Version: 2, Credits: 24, MaxMessage: 4096, Caps: 3}.Put(negotiate)
+	Params{Version: Version, Credits: 24, MaxMessage: 4096, Caps: 3}.Put(negotiate)
 	for _, tt := range []struct {
 		m    []byte
 		text string
 		n    int64
 		back bool
 	}{
-		{negotiate, "Negotiate len=48 credit=0 version=2 credits=24 maxmessage=4096 caps=0x3", 0, false},
+		{negotiate, "Negotiate len=48 credit=0 version=9 credits=24 maxmessage=4096 caps=0x3", 0, false},
 		{withHeader(h(TypeData, 0), HeaderLen+5, func([]byte) {}), "Data len=13 credit=7", 5, false},
 		{withHeader(h(TypeData, FlagMore), HeaderLen, func([]byte) {}), "Data len=8 credit=7 more", 0, false},
 		{withHeader(h(TypeOfferRead, 0), OfferReadLen+3, OfferRead{12, d}.Put), "OfferRead len=43 credit=7 id=12 memory=1000 key=0x1f07", 3, false},

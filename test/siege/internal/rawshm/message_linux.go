@@ -9,7 +9,7 @@ import (
 )
 
 // Version is the version of the protocol.
-const Version = 8
+const Version = 9
 
 // Kinds of messages.
 const (
