@@ -182,7 +182,7 @@ func Negotiate() []byte {
 	b := make([]byte, 8+40)
 	b[0] = 1
 	copy(b[8:], "SANc")
-	binary.LittleEndian.PutUint16(b[12:], 2)      // version
+	binary.LittleEndian.PutUint16(b[12:], Version)
 	binary.LittleEndian.PutUint32(b[20:], 64<<10) // largest message
 	return b
 }
