@@ -8,6 +8,9 @@ import (
 // crossLocked moves the direction, and writes what is left of a Write by the session; nil: there is
 // none. No other Write goes to the session before that is done: their bytes would be mixed. op is held.
 func (o *outgoing) crossLocked(c *Conn, s *session.Session, w *writer) (err error) {
+	if w != nil && w.n > 0 {
+		s.InWrite() // before the begin: from then on a death counts at the session
+	}
 	o.beginLocked(c, s)
 	if w != nil {
 		// Close and CloseWrite wait for op if they came before the begin, and end the session's

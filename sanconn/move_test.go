@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 	"github.com/sanconn/san/internal/connpair"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/internal/trace"
 	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
@@ -159,7 +161,7 @@ func TestALongWriteMovesInItsMiddle(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a, b, move := onTCPPair(t, newconn.Config{})
+			a, b, _ := onTCPPair(t, newconn.Config{})
 			done := make(chan error, 1)
 			go func() {
 				err := write(a)
@@ -170,12 +172,20 @@ func TestALongWriteMovesInItsMiddle(t *testing.T) {
 			if _, err := b.Read(head[:]); err != nil {
 				t.Fatal(err)
 			}
-			if err := move(); err != nil {
+			var text bytes.Buffer
+			lines := trace.New(&text)
+			ea, eb := twin.Pair(twin.Config{})
+			if err := movePair(t.Context(), a, b, ea, eb, sessions{Dialer: session.Config{Trace: lines}}); err != nil {
 				t.Fatal(err)
 			}
 			got := <-received(t, b)
 			if err := <-done; err != nil {
 				t.Error(err)
+			}
+			// Should this process end behind the begin, the stream is cut.
+			lines.Flush(patience)
+			if !regexp.MustCompile(` > Data len=8 .* more\n.* > Note len=17 `).MatchString(text.String()) {
+				t.Errorf("the stream is not cut ahead of the begin:\n%.2000s", text.String())
 			}
 			if !bytes.Equal(append(head[:], got...), all) {
 				t.Errorf("%d bytes came, and not those that were written", 1+len(got))

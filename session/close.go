@@ -63,6 +63,18 @@ func (w *writing) ResetAtDeath(on bool) {
 	w.enlistPending()
 }
 
+// InWrite has the peer find ECONNRESET if this process ends before the next bytes, which belong to a
+// Write that has begun elsewhere.
+func (w *writing) InWrite() {
+	w.withSender(func(tx *sender) {
+		if w.ring && !tx.abrupt {
+			tx.cutDue = true
+			tx.flush()
+			tx.cutDue = false
+		}
+	})
+}
+
 // Close ends both directions in order: the peer reads what was written, then
 // io.EOF. If data that had arrived was not read, it gets ECONNRESET instead of
 // io.EOF, as with TCP. Where bytes live in this process until the peer has them,

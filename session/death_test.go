@@ -113,6 +113,7 @@ func TestResetAtDeath(t *testing.T) {
 	}
 	on := func(_ *testing.T, s *session.Session) { s.ResetAtDeath(true) }
 	off := func(_ *testing.T, s *session.Session) { s.ResetAtDeath(false) }
+	in := func(_ *testing.T, s *session.Session) { s.InWrite() }
 	shut := func(t *testing.T, s *session.Session) {
 		if err := s.CloseWrite(); err != nil {
 			t.Fatal(err)
@@ -129,6 +130,9 @@ func TestResetAtDeath(t *testing.T) {
 		"lent":                  {steps{on, lend}, syscall.ECONNRESET},
 		"off and nothing after": {steps{on, write, off}, syscall.ECONNRESET}, // the stream was cut there
 		"off and written":       {steps{on, write, off, write}, io.EOF},
+		"within a Write":        {steps{in}, syscall.ECONNRESET},
+		"behind that Write":     {steps{in, write}, io.EOF},
+		"within one that is on": {steps{on, in, off}, syscall.ECONNRESET},
 		"closed":                {steps{on, write, shut}, io.EOF},
 		"closed without a byte": {steps{on, shut}, io.EOF},
 	} {

@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -31,6 +32,7 @@ var (
 
 const (
 	envRole = "SAN_TEST_MOVES" // server, or client and the server's address
+	envFile = "SAN_TEST_FILE"  // the role that often goes back to TCP; the frames are large then
 	conns   = 6                // at a time
 	patient = 20 * time.Second // that anything may take
 )
@@ -91,6 +93,32 @@ func TestKills(t *testing.T) {
 	if moved < 2*n/5 {
 		t.Errorf("of %d victims only %d had moved", n, moved)
 	}
+}
+
+// One of them is killed just as a connection goes back to TCP, in a Write or between two.
+func TestKillsOnTheWayBack(t *testing.T) {
+	each(t, func(t *testing.T, seed uint64) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		leaver := []string{"client", "server"}[r.IntN(2)]
+		t.Setenv(envFile, leaver)
+		p := start(t, seed)
+		ends := []*process{p.client, p.server}
+		if leaver == "server" {
+			slices.Reverse(ends)
+		}
+		for line := ""; !strings.HasPrefix(line, "leaves"); {
+			var err error
+			if line, err = ends[0].out.ReadString('\n'); err != nil {
+				break // it has ended
+			}
+		}
+		time.Sleep(time.Duration(r.IntN(1<<r.IntN(11))) * time.Microsecond)
+		victim := r.IntN(2)
+		ends[victim].cmd.Process.Kill()
+		ends[victim].cmd.Wait()
+		p.server.in.Close()
+		p.want(t, ends[1-victim])
+	})
 }
 
 // One of them is stopped for a while, and then goes on.
@@ -294,16 +322,25 @@ const frames = 1000
 
 func (e *end) write() {
 	r := e.rnd[0]
-	at := 0
+	at, most, files := 0, 18, 2000 // one frame in so many is written behind a File
+	if leaver := os.Getenv(envFile); leaver != "" {
+		most = 24 // more than a ring takes: so Writes are cut in their middle
+		if strings.HasPrefix(os.Getenv(envRole), leaver) {
+			files = 20
+		}
+	}
 	for range frames {
-		b := make([]byte, 4+r.IntN(1<<r.IntN(18)))
+		b := make([]byte, 4+r.IntN(1<<r.IntN(most)))
 		binary.LittleEndian.PutUint32(b, uint32(len(b)-4))
 		for i := 4; i < len(b); i++ {
 			b[i] = byte(at + i)
 		}
 		at += len(b)
 		switch k := r.IntN(2000); {
-		case k == 0:
+		case k%files == 0 && (files == 2000 || e.conn.Provider() != "tcp"):
+			if files < 2000 {
+				fmt.Println("leaves")
+			}
 			f, err := e.conn.File()
 			for end := time.Now().Add(patient); errors.Is(err, syscall.ETIMEDOUT) && time.Now().Before(end); {
 				f, err = e.conn.File() // the peer's process has stood still
