@@ -99,7 +99,8 @@ func (d *Dialer) explain(ctx context.Context, network, address string, p *moving
 		if e := (*net.OpError)(nil); errors.As(err, &e) && e.Addr != nil {
 			o.Address = addrPort(e.Addr)
 		}
-		if o.Err = err; p != nil {
+		o.Err = err
+		if p != nil {
 			o.Err = reason.Of(err)
 		}
 		return o

@@ -3,6 +3,7 @@ package regcache
 import (
 	"fmt"
 	"math/bits"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -254,13 +255,7 @@ func (a *Arena) cutLocked(c *chunk, shift int) {
 
 // uncutLocked removes the free pieces of a chunk.
 func (a *Arena) uncutLocked(c *chunk) {
-	var others []piece
-	for _, p := range a.free[c.shift] {
-		if p.chunk != c {
-			others = append(others, p)
-		}
-	}
-	a.free[c.shift] = others
+	a.free[c.shift] = slices.DeleteFunc(a.free[c.shift], func(p piece) bool { return p.chunk == c })
 }
 
 func newChunk(size int) (*chunk, error) {

@@ -55,7 +55,8 @@ func (c *Conn) describe() (string, *session.Session) {
 
 // describe tells whether the direction has moved, and ended.
 func (d *direction) describe() (text string) {
-	if text = "by TCP"; d.begun {
+	text = "by TCP"
+	if d.begun {
 		text = fmt.Sprintf("by the SAN from byte %d on", d.at)
 	}
 	if d.shut {

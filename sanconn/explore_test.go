@@ -693,7 +693,7 @@ func (x *explorer) stays(m *model, i int) {
 	if e.end == 'E' && !x.lossy && !x.cut && !m.ends[1-i].aborts {
 		m.fail("end %d has read all, and cannot leave", i)
 	}
-	e.h.stays()
+	e.h.leftInVain()
 	if e.leave != 2 {
 		if !x.bounded {
 			for x.gathers(m, i) {

@@ -109,7 +109,8 @@ func (h *handover) answered(agreed bool) error {
 	if h.phase != proposed {
 		return errNotAgreed
 	}
-	if h.phase = onTCP; agreed {
+	h.phase = onTCP
+	if agreed {
 		h.phase = onSAN
 		h.lost = false // the peer had not committed to the session that was lost
 	}
@@ -233,8 +234,8 @@ func (h *handover) peerLeaves(until uint64) error {
 // mayLeave reports whether it is known where the peer's bytes end, on TCP and on the session.
 func (h *handover) mayLeave() bool { return h.both && h.in.begun }
 
-// stays is the end of leaving in vain: the session has ended.
-func (h *handover) stays() {
+// leftInVain is the end of leaving in vain: the session has ended.
+func (h *handover) leftInVain() {
 	h.phase = onSAN
 	h.sessionOver(false)
 }

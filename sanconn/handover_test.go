@@ -137,7 +137,7 @@ func TestTheSessionsEnd(t *testing.T) {
 		}
 	}
 	back := inPhase(leaving)
-	if back.stays(); back.phase != onSAN || !back.lost || !back.over {
+	if back.leftInVain(); back.phase != onSAN || !back.lost || !back.over {
 		t.Errorf("leaving in vain: %+v", back)
 	}
 	h := inPhase(proposed)

@@ -133,13 +133,14 @@ func (c *Conn) leave(s *session.Session, why error) {
 	if len(t.unread) > 0 {
 		c.in.rest = &rest{t.unread, c.state.in.at}
 	}
-	if c.inVain = err; err == nil {
+	c.inVain = err
+	if err == nil {
 		c.leftLocked(t, why)
 	} else {
 		// Each operation finds the session's end by itself, behind what had come. Reads find it once they
 		// turn to the session again: one that has met it before this may be late, and would pass over
 		// what was read meanwhile.
-		c.state.stays()
+		c.state.leftInVain()
 		c.out.san.Store(s)
 		s.GiveBackWrite()
 	}

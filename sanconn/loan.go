@@ -180,10 +180,3 @@ func (c *Conn) Discard(n int) error {
 	c.in.advance(c, n)
 	return nil
 }
-
-// committed returns the session that this end has committed to, or nil.
-func (c *Conn) committed() *session.Session {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.session
-}

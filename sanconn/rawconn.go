@@ -68,7 +68,7 @@ func (r *rawConn) Write(f func(fd uintptr) (done bool)) error {
 			return err
 		}
 		c.out.op.Lock()
-		if !c.out.suspended.Load() && c.out.may(c, &writer{}) {
+		if !c.out.suspended.Load() && !c.out.owned.Load() {
 			break
 		}
 		c.out.op.Unlock()

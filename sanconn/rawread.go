@@ -1,6 +1,7 @@
 package sanconn
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"net"
@@ -164,9 +165,7 @@ func (r *rawConn) Took(n int, err error) error {
 		l.took = true
 		r.c.in.count(r.c, n)
 	case !l.plain && err != syscall.EAGAIN && err != syscall.EINTR:
-		if l.ended = err; err == nil {
-			l.ended = io.EOF
-		}
+		l.ended = cmp.Or(err, io.EOF)
 		r.c.mu.Lock()
 		r.c.state.tcpFailed(err) // for other operations, if f does not wait for what that means
 		r.c.mu.Unlock()

@@ -178,7 +178,8 @@ func (p *pipe) spill(w io.Writer) error {
 			return os.NewSyscallError("read", err)
 		}
 		n, err = w.Write(b[:n])
-		if p.n -= int64(n); err != nil {
+		p.n -= int64(n)
+		if err != nil {
 			return err
 		}
 	}

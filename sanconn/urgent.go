@@ -94,7 +94,9 @@ func (c *Conn) moveForUrgent(end time.Time) error {
 // no room in p is lost. If there is none, the error is ErrNoUrgent, as it is.
 func (c *Conn) ReadUrgent(p []byte) (int, error) {
 	n, err := 0, ErrNoUrgent
-	s := c.committed()
+	c.mu.Lock()
+	s := c.session
+	c.mu.Unlock()
 	if s != nil {
 		n, err = s.ReadUrgent(p)
 		raceedge.Acquire()
@@ -120,7 +122,6 @@ func (c *Conn) ReadUrgent(p []byte) (int, error) {
 // for one: call ReadUrgent until ErrNoUrgent. On TCP no urgent data comes: call it again
 // when the connection has moved, or gone back.
 func (c *Conn) Urgent() <-chan struct{} {
-	s := c.committed()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -128,8 +129,8 @@ func (c *Conn) Urgent() <-chan struct{} {
 		told := make(chan struct{}, 1)
 		told <- struct{}{}
 		return told
-	case s != nil:
-		return s.Urgent()
+	case c.session != nil:
+		return c.session.Urgent()
 	}
 	return nil
 }

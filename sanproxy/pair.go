@@ -125,14 +125,13 @@ func (p *pair) finish() {
 func (p *pair) close() []net.Conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch {
-	case p.closed:
+	if p.closed {
 		return nil
-	case p.server.Conn == nil:
-		p.closed = true
-		return []net.Conn{p.client.Conn}
 	}
 	p.closed = true
+	if p.server.Conn == nil {
+		return []net.Conn{p.client.Conn}
+	}
 	return []net.Conn{p.client.Conn, p.server.Conn}
 }
 

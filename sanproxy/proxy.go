@@ -1,6 +1,7 @@
 package sanproxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log"
@@ -250,11 +251,7 @@ func (p *Proxy) forward(c *pair) {
 }
 
 func (p *Proxy) dial(c *pair) error {
-	timeout := p.DialTimeout
-	if timeout == 0 {
-		timeout = defaultDialTimeout
-	}
-	ctx, cancel := context.WithTimeout(p.ctx, timeout)
+	ctx, cancel := context.WithTimeout(p.ctx, cmp.Or(p.DialTimeout, defaultDialTimeout))
 	defer cancel()
 	to, err := p.Dial(ctx, c.client.Conn)
 	p.noteDial(err)

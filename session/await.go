@@ -35,7 +35,8 @@ func (e *engine) await(sd *side, want Events, test func(sure bool) Events) {
 			e.ep.Arm(want)
 		default:
 			polls, armed = false, 0
-			if sd.sleeps.Add(1); sd.since.Load() == 0 {
+			sd.sleeps.Add(1)
+			if sd.since.Load() == 0 {
 				sd.since.Store(int64(time.Since(processStart)))
 			}
 			sd.sleep()

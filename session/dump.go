@@ -18,10 +18,9 @@ var live sync.Map
 // Dump writes Debug of each of this process's sessions, behind what its Name has set.
 func Dump(w io.Writer) error {
 	var all []*Session // the oldest first
-	live.Range(func(_, s any) bool {
+	for _, s := range live.Range {
 		all = append(all, s.(*Session))
-		return true
-	})
+	}
 	slices.SortFunc(all, func(a, b *Session) int { return cmp.Compare(a.number, b.number) })
 	for _, s := range all {
 		text := s.Debug()

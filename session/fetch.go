@@ -150,11 +150,12 @@ func (f *fetches) freeChunk(t *inOffer, at int) {
 // forget frees the chunks of all offers. A chunk that an RDMA read is still bringing is freed by
 // its completion, unless all is set: then none will come.
 func (f *fetches) forget(all bool) {
-	if f.waiting.push(f.cur); all {
+	f.waiting.push(f.cur)
+	f.cur = nil
+	if all {
 		f.waiting.push(f.open)
 		f.open = nil
 	}
-	f.cur = nil
 	for t, ok := f.waiting.pop(); ok; t, ok = f.waiting.pop() {
 		for t != nil && len(t.chunks) > 0 && (all || t.chunks[0].full) {
 			f.freeChunk(t, 0)
@@ -277,7 +278,8 @@ func (f *fetches) completed(r read, gone bool) {
 	for t.chunks[at].full {
 		at++
 	}
-	if t.chunks[at].full = true; gone {
+	t.chunks[at].full = true
+	if gone {
 		f.freeChunk(t, at)
 	}
 }

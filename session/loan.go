@@ -169,8 +169,9 @@ func (r *reading) Discard(n int) error {
 		}
 		return ErrNotReserved
 	}
+	rx.loan = noLoan
 	var err error
-	if rx.loan = noLoan; rx.phase != closed {
+	if rx.phase != closed {
 		err = rx.endLoan(n)
 	}
 	r.unlockRx()

@@ -140,7 +140,7 @@ func (s *Session) parseParams(m []byte) (wire.Params, error) {
 	case err != nil:
 	case p.MaxMessage < MaxControl || p.Credits != 0 && p.Credits < MinWindow-credit.Reserved || p.Credits > credit.Max:
 		err = fmt.Errorf("the peer's credits %d or message size %d is out of range", p.Credits, p.MaxMessage)
-	case (p.Credits == 0) != s.lim.Ring():
+	case (p.Credits == 0) != s.ring:
 		err = errors.New("one end has flow control of its own and the other has not")
 	}
 	if err != nil {

@@ -56,8 +56,7 @@ func (w *writing) checkStarved() {
 // SendNote sends the peer's layer above 1 to 240 bytes, which are not part of the stream.
 // They go behind the notes that were taken before, and behind the bytes of the stream, but for
 // what waits in the send buffer. The peer gets them at once, whether or not it reads. It waits for
-// nothing. It fails, and nothing
-// was sent, once the connection is over, or this end has been closed.
+// nothing. It fails, and nothing was sent, once the connection is over, or this end has been closed.
 func (w *writing) SendNote(note []byte) (err error) {
 	if !w.borrow() { // the endpoint stays meanwhile
 		return ErrClosed

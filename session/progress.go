@@ -76,9 +76,7 @@ func (e *engine) handleLocked(ev *Event) {
 			})
 		}
 	case WriteDone:
-		e.txMu.Lock()
-		e.tx.writeCompleted(ev.Err)
-		e.unlockTx()
+		e.withSender(func(tx *sender) { tx.writeCompleted(ev.Err) })
 	}
 	if do := &rx.do; len(do.control) > 0 || do.fault != nil {
 		e.settleLocked()

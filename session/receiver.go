@@ -122,7 +122,8 @@ func (rx *receiver) payload(h wire.Header, m []byte) {
 		if !ok {
 			return
 		}
-		if rx.arrived(h, true); rx.gone && rx.loan == noLoan { // else when the loan ends
+		rx.arrived(h, true)
+		if rx.gone && rx.loan == noLoan { // else when the loan ends
 			rx.inbox.countRead(n)
 		}
 	default:

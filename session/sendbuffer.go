@@ -219,10 +219,12 @@ func (t *sender) wantInbox(n int) (alloc bool) {
 
 // openBuffer makes buf the send buffer; nil: there was no memory for it.
 func (t *sender) openBuffer(buf []byte) {
-	if t.buffer.state, t.buffer.buf = bufferOpen, buf; buf == nil {
+	o := &t.buffer
+	o.state, o.buf = bufferOpen, buf
+	if buf == nil {
 		t.stats.noBox++
 		t.leaveInbox()
-		t.buffer.skip, t.buffer.short = skipShort, true
+		o.skip, o.short = skipShort, true
 	}
 	t.flush()
 }
@@ -231,7 +233,8 @@ func (t *sender) openBuffer(buf []byte) {
 // that one's memory.
 func (t *sender) leaveInbox() (buf []byte) {
 	o := &t.buffer
-	if o.skip = 0; o.state == bufferPlain {
+	o.skip = 0
+	if o.state == bufferPlain {
 		o.skip, o.short = skipLong, false
 	}
 	buf = o.reset()

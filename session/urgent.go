@@ -1,7 +1,7 @@
 package session
 
 import (
-	"errors"
+	"fmt"
 	"syscall"
 
 	"github.com/sanconn/san/session/internal/wire"
@@ -10,7 +10,7 @@ import (
 // MaxUrgent is the largest WriteUrgent in bytes.
 const MaxUrgent = 64
 
-var errUrgentSize = errors.New("session: urgent data must have 1 to 64 bytes")
+var errUrgentSize = fmt.Errorf("session: urgent data must have 1 to %d bytes: %w", MaxUrgent, syscall.EMSGSIZE)
 
 // WriteUrgent sends 1 to MaxUrgent bytes out of band (D10), else it fails with
 // EMSGSIZE. They overtake waiting data and replace urgent data that the peer has
@@ -18,7 +18,7 @@ var errUrgentSize = errors.New("session: urgent data must have 1 to 64 bytes")
 // InterruptWrite ends that.
 func (w *writing) WriteUrgent(p []byte) (n int, err error) {
 	if len(p) == 0 || len(p) > MaxUrgent {
-		return 0, errors.Join(errUrgentSize, syscall.EMSGSIZE)
+		return 0, errUrgentSize
 	}
 	w.ur.begin()
 	defer w.ur.op.Unlock()

@@ -151,17 +151,12 @@ func (w *writing) writeWant() Events {
 	return SendReady | RecvReady
 }
 
-// progressForWrite takes what comes from the peer while a Write waits, unless a Read does.
-func (w *writing) progressForWrite(sure bool) {
-	if sure || !w.rd.op.held() {
-		w.progress(sure)
-	}
-}
-
 // until has a Write wait until done, or returns why it must not go on, as blocked has it.
 func (w *writing) until(done func() bool, blocked func() error) (err error) {
 	w.attempt(&w.wr, func(sure bool) Events {
-		w.progressForWrite(sure)
+		if sure || !w.rd.op.held() { // else a Read takes what comes from the peer
+			w.progress(sure)
+		}
 		if done() {
 			return 0
 		}

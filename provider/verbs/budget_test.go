@@ -118,7 +118,7 @@ func TestNoPeerHasItAll(t *testing.T) {
 	shares.mu.Lock()
 	defer shares.mu.Unlock()
 	for s := range shares.m {
-		if s.of == arena {
+		if s.arena == arena {
 			t.Errorf("%v still has a share", s.peer)
 		}
 	}

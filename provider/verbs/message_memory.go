@@ -32,13 +32,13 @@ var shares = struct {
 }{m: make(map[share]int64)}
 
 type share struct {
-	of   *regcache.Arena
-	peer netip.Addr
+	arena *regcache.Arena
+	peer  netip.Addr
 }
 
 // add adds n bytes to a share, if it may have them.
 func (s share) add(n int64) error {
-	left := s.of.Left() - n
+	left := s.arena.Left() - n
 	shares.mu.Lock()
 	defer shares.mu.Unlock()
 	has := shares.m[s]
@@ -66,15 +66,15 @@ type region struct {
 	mrs   []*ibv.MR
 }
 
-func newRegion(of share, n int) (r region, err error) {
-	if err = of.add(int64(n)); err != nil {
+func newRegion(s share, n int) (r region, err error) {
+	if err = s.add(int64(n)); err != nil {
 		return r, err
 	}
-	if r.buf, err = of.of.Get(n); err != nil {
-		of.giveBack(int64(n))
+	if r.buf, err = s.arena.Get(n); err != nil {
+		s.giveBack(int64(n))
 		return r, err
 	}
-	r.share, r.mem = of, r.buf.Bytes()
+	r.share, r.mem = s, r.buf.Bytes()
 	return r, nil
 }
 

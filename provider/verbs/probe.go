@@ -285,7 +285,7 @@ func (p *windowProbe) attempt(a *windowAttempt) (moved bool, err error) {
 }
 
 func (p *windowProbe) open() (err error) {
-	if p.memory, err = newRegion(share{of: controlArena()}, probeMemory); err != nil {
+	if p.memory, err = newRegion(share{arena: controlArena()}, probeMemory); err != nil {
 		return err
 	}
 	const as = ibv.LocalWrite | ibv.RelaxedOrdering | ibv.MWBind // as what connections bind windows to

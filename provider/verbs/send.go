@@ -11,22 +11,22 @@ import (
 // places behind ring and slots, one for data and one for control. One work request in
 // signalEvery is signaled: its completion frees the room of all up to it.
 type sendQueue struct {
-	q          *queuePair
-	mem        []byte // ring, slots and inline messages
-	mr         *ibv.MR
-	ringSize   int  // bytes
-	inline     int  // bytes
-	alwaysSign bool // each message that is not inline is signaled: see open
+	q            *queuePair
+	mem          []byte // ring, slots and inline messages
+	mr           *ibv.MR
+	ringSize     int  // bytes
+	inline       int  // bytes
+	alwaysSignal bool // each message that is not inline is signaled: see open
 
 	// The rest is guarded by mu of q.
-	head, tail uint64 // of the ring, bytes since the beginning
-	slots      int    // control slots in use
-	nextSlot   int
-	posted     uint64 // messages
-	sentUpTo   uint64 // messages known to have left
-	used       fifo[sendRecord]
-	unsignaled int // messages since the last that was signaled
-	unsignBy   int // bytes of the ring that they use
+	head, tail      uint64 // of the ring, bytes since the beginning
+	slots           int    // control slots in use
+	nextSlot        int
+	posted          uint64 // messages
+	sentUpTo        uint64 // messages known to have left
+	used            fifo[sendRecord]
+	unsignaled      int // messages since the last that was signaled
+	unsignaledBytes int // bytes of the ring that they use
 
 	data    reservation
 	control reservation
@@ -68,7 +68,7 @@ const (
 func (s *sendQueue) open(q *queuePair, cfg Config, iwarp bool, mem []byte, mr *ibv.MR) {
 	s.q, s.mem, s.mr = q, mem, mr
 	s.ringSize = cfg.sendBuffer
-	s.alwaysSign = iwarp
+	s.alwaysSignal = iwarp
 	s.used = newFIFO[sendRecord](maxSends)
 }
 
@@ -162,7 +162,7 @@ func (s *sendQueue) commit(from *reservation, n int, returns uint32) {
 		ring := r.skip + used
 		s.used.push(sendRecord{message: s.posted + 1, ring: ring})
 		s.head += uint64(ring)
-		s.unsignBy += ring
+		s.unsignaledBytes += ring
 	}
 	s.postLocked(false)
 }
@@ -189,9 +189,9 @@ func (s *sendQueue) postLocked(signal bool) {
 	wr.ID = kindSend | s.posted
 	s.unsignaled++
 	fromMemory := wr.Flags&ibv.Inline == 0
-	if signal || fromMemory && s.alwaysSign || s.unsignaled >= signalEvery || s.unsignBy >= s.ringSize/4 {
+	if signal || fromMemory && s.alwaysSignal || s.unsignaled >= signalEvery || s.unsignaledBytes >= s.ringSize/4 {
 		wr.Flags |= ibv.Signaled
-		s.unsignaled, s.unsignBy = 0, 0
+		s.unsignaled, s.unsignaledBytes = 0, 0
 	}
 	if _, err := s.q.qp.PostSend(s.wr[:]); err != nil {
 		s.q.failLocked(deviceError(err))

@@ -16,13 +16,13 @@ const (
 	// Control is how many credits are kept for control messages.
 	Control = 8
 
-	// Max keeps the arithmetic far from wrapping. It is also what Left returns where
+	// Max keeps the arithmetic far from wrapping. It is also what Available returns where
 	// there are no credits.
 	Max = 1 << 20
 )
 
 // Counts are the messages of both directions, Credit aside, modulo 2³². The zero value is
-// for an endpoint without credits, on which everything may be sent. Sent, Left and
+// for an endpoint without credits, on which everything may be sent. Sent, Available and
 // Advertise are for the sending side, one goroutine at a time; Received, ReceivedFirst and
 // DealtWith for the receiving side, likewise; Due is for either.
 type Counts struct {
