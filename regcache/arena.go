@@ -11,11 +11,11 @@ import (
 
 const (
 	// How much an arena maps at a time, except for larger buffers: large enough that
-	// there are few chunks to register, small enough for an 8 MiB RLIMIT_MEMLOCK.
-	defaultChunk = 1 << 20
-	minChunk     = 16 << 10
+	// there are few slabs to register, small enough for an 8 MiB RLIMIT_MEMLOCK.
+	defaultSlab = 1 << 20
+	minSlab     = 16 << 10
 	// Pieces of this size or more are registered one by one, so that a connection
-	// does not pin those of others too. Smaller ones share their chunk's registration:
+	// does not pin those of others too. Smaller ones share their slab's registration:
 	// they would take too many entries of a Budget.
 	minAlone = 128 << 10
 	// The smallest buffer is a page, so that no two buffers share one.
@@ -41,19 +41,19 @@ const (
 //
 // Its methods may be called concurrently.
 type Arena struct {
-	chunkSize int
+	slabSize int
 
 	mu       sync.Mutex // guards what follows
 	maxBytes int64
 	free     [maxBufferShift + 1][]piece
-	chunks   map[*chunk]struct{}
+	slabs    map[*slab]struct{}
 	bytes    int64 // mapped
 	used     int64 // handed out
 	closed   bool
 }
 
-// A chunk is one mapping, cut into pieces of one size.
-type chunk struct {
+// A slab is one mapping, cut into pieces of one size.
+type slab struct {
 	memory []byte
 	shift  int // log2 of the pieces' size
 	used   int // pieces handed out
@@ -61,23 +61,23 @@ type chunk struct {
 }
 
 type piece struct {
-	chunk  *chunk
+	slab   *slab
 	memory []byte
 }
 
-// NewArena returns an arena that maps chunkSize bytes at a time, rounded up to a
-// power of two, or more for a larger buffer, and as many whole chunks as maxBytes
+// NewArena returns an arena that maps slabSize bytes at a time, rounded up to a
+// power of two, or more for a larger buffer, and as many whole slabs as maxBytes
 // has room for. 0 means the default for either: 1 MiB, and 64 MiB.
-func NewArena(chunkSize int, maxBytes int64) *Arena {
-	if chunkSize == 0 {
-		chunkSize = defaultChunk
+func NewArena(slabSize int, maxBytes int64) *Arena {
+	if slabSize == 0 {
+		slabSize = defaultSlab
 	}
 	if maxBytes == 0 {
 		maxBytes = defaultArenaBytes
 	}
-	shift := max(bits.Len(uint(chunkSize-1)), minBufferShift)
+	shift := max(bits.Len(uint(slabSize-1)), minBufferShift)
 	maxBytes &^= 1<<shift - 1 // the rest could not be mapped
-	return &Arena{chunkSize: 1 << shift, maxBytes: maxBytes, chunks: make(map[*chunk]struct{})}
+	return &Arena{slabSize: 1 << shift, maxBytes: maxBytes, slabs: make(map[*slab]struct{})}
 }
 
 // DefaultArena returns the arena of the process: of a sixteenth of the host's memory, or of
@@ -85,12 +85,12 @@ func NewArena(chunkSize int, maxBytes int64) *Arena {
 // that at most. It maps 1 MiB at a time, less with a small limit, as it is used. Connections
 // have their inboxes and send buffers from it too. SetArenaLimit changes its size.
 var DefaultArena = sync.OnceValue(func() *Arena {
-	bytes, chunk := max(MemoryLimit()/arenaMemoryShare, defaultArenaBytes), int64(defaultChunk)
+	bytes, slab := max(MemoryLimit()/arenaMemoryShare, defaultArenaBytes), int64(defaultSlab)
 	if limit, limited := MemlockLimit(); limited {
-		bytes = max(min(limit/arenaMemlockShare, bytes), minChunk)
-		chunk = min(max(bytes/2, minChunk), chunk)
+		bytes = max(min(limit/arenaMemlockShare, bytes), minSlab)
+		slab = min(max(bytes/2, minSlab), slab)
 	}
-	return NewArena(int(chunk), bytes)
+	return NewArena(int(slab), bytes)
 })
 
 // SetArenaLimit changes the size in bytes up to which DefaultArena may grow; what is mapped
@@ -100,7 +100,7 @@ func SetArenaLimit(bytes int64) {
 	bytes = min(max(bytes, 0), mostArena)
 	a := DefaultArena()
 	a.mu.Lock()
-	a.maxBytes = bytes &^ int64(a.chunkSize-1)
+	a.maxBytes = bytes &^ int64(a.slabSize-1)
 	a.mu.Unlock()
 	DefaultBudget().fitArena(bytes)
 }
@@ -139,27 +139,27 @@ func (a *Arena) Get(n int) (*Buffer, error) {
 	last := len(a.free[shift]) - 1
 	p := a.free[shift][last]
 	a.free[shift] = a.free[shift][:last]
-	p.chunk.used++
-	a.used += 1 << p.chunk.shift
+	p.slab.used++
+	a.used += 1 << p.slab.shift
 	return &Buffer{arena: a, piece: p, length: n}, nil
 }
 
-// growLocked adds free pieces of 1<<shift bytes: from a new chunk, or from one that served
+// growLocked adds free pieces of 1<<shift bytes: from a new slab, or from one that served
 // another size and is entirely free. Mapping anonymous memory does not block.
 func (a *Arena) growLocked(shift int) error {
-	size := max(a.chunkSize, 1<<shift)
+	size := max(a.slabSize, 1<<shift)
 	if a.bytes+int64(size) <= a.maxBytes {
-		c, err := newChunk(size)
+		c, err := newSlab(size)
 		if err != nil {
 			return err
 		}
-		a.chunks[c] = struct{}{}
+		a.slabs[c] = struct{}{}
 		a.bytes += int64(size)
 		a.cutLocked(c, shift)
 		return nil
 	}
-	var least *chunk // keeps large chunks for large buffers
-	for c := range a.chunks {
+	var least *slab // keeps large slabs for large buffers
+	for c := range a.slabs {
 		if c.used == 0 && len(c.memory) >= 1<<shift && (least == nil || len(c.memory) < len(least.memory)) {
 			least = c
 		}
@@ -172,14 +172,14 @@ func (a *Arena) growLocked(shift int) error {
 	return fmt.Errorf("regcache: arena: %s of %s in use: %w", sizeString(a.bytes), sizeString(a.maxBytes), syscall.ENOBUFS)
 }
 
-// unmapIdleLocked unmaps chunks that are entirely free if that makes room for a chunk with
+// unmapIdleLocked unmaps slabs that are entirely free if that makes room for a slab with
 // a piece of 1<<shift bytes; growLocked has found that each of them is too small. It
 // releases mu while it waits for devices. After flushTime it returns, and the rest is
 // unmapped in the background.
 func (a *Arena) unmapIdleLocked(shift int) bool {
-	missing := a.bytes + int64(max(a.chunkSize, 1<<shift)) - a.maxBytes
-	var idle []*chunk
-	for c := range a.chunks {
+	missing := a.bytes + int64(max(a.slabSize, 1<<shift)) - a.maxBytes
+	var idle []*slab
+	for c := range a.slabs {
 		if missing <= 0 {
 			break
 		}
@@ -193,7 +193,7 @@ func (a *Arena) unmapIdleLocked(shift int) bool {
 	}
 	for _, c := range idle {
 		a.uncutLocked(c)
-		delete(a.chunks, c)
+		delete(a.slabs, c)
 	}
 	done := make(chan struct{})
 	go func() {
@@ -209,15 +209,15 @@ func (a *Arena) unmapIdleLocked(shift int) bool {
 	return true
 }
 
-// unmap unmaps chunks that were taken out of the arena. Those that a device has not
+// unmap unmaps slabs that were taken out of the arena. Those that a device has not
 // deregistered go back into it.
-func (a *Arena) unmap(idle []*chunk) {
+func (a *Arena) unmap(idle []*slab) {
 	var gone int64
 	kept := idle[:0]
 	for _, c := range idle {
 		if c.unmap() == nil {
 			gone += int64(len(c.memory))
-		} else if stable, err := declareChunk(c.memory); err == nil {
+		} else if stable, err := declareSlab(c.memory); err == nil {
 			c.stable = stable
 			kept = append(kept, c)
 		}
@@ -229,20 +229,20 @@ func (a *Arena) unmap(idle []*chunk) {
 	}
 	a.bytes -= gone
 	for _, c := range kept {
-		a.chunks[c] = struct{}{} // growLocked cuts it
+		a.slabs[c] = struct{}{} // growLocked cuts it
 	}
 }
 
-// unmap unmaps the chunk, unless it is still registered with a device.
-func (c *chunk) unmap() error {
+// unmap unmaps the slab, unless it is still registered with a device.
+func (c *slab) unmap() error {
 	if err := c.stable.Withdraw(); err != nil {
 		return err
 	}
 	return unmapMemory(c.memory)
 }
 
-// cutLocked makes free pieces of 1<<shift bytes of a chunk that has none.
-func (a *Arena) cutLocked(c *chunk, shift int) {
+// cutLocked makes free pieces of 1<<shift bytes of a slab that has none.
+func (a *Arena) cutLocked(c *slab, shift int) {
 	c.shift = shift
 	c.stable.piece.Store(0)
 	if 1<<shift >= minAlone {
@@ -253,26 +253,26 @@ func (a *Arena) cutLocked(c *chunk, shift int) {
 	}
 }
 
-// uncutLocked removes the free pieces of a chunk.
-func (a *Arena) uncutLocked(c *chunk) {
-	a.free[c.shift] = slices.DeleteFunc(a.free[c.shift], func(p piece) bool { return p.chunk == c })
+// uncutLocked removes the free pieces of a slab.
+func (a *Arena) uncutLocked(c *slab) {
+	a.free[c.shift] = slices.DeleteFunc(a.free[c.shift], func(p piece) bool { return p.slab == c })
 }
 
-func newChunk(size int) (*chunk, error) {
+func newSlab(size int) (*slab, error) {
 	memory, err := mapMemory(size)
 	if err != nil {
 		return nil, fmt.Errorf("regcache: arena: map %s: %w", sizeString(int64(size)), err)
 	}
-	stable, err := declareChunk(memory)
+	stable, err := declareSlab(memory)
 	if err != nil {
 		unmapMemory(memory)
 		return nil, err
 	}
-	return &chunk{memory: memory, stable: stable}, nil
+	return &slab{memory: memory, stable: stable}, nil
 }
 
-// declareChunk declares memory of mapMemory.
-func declareChunk(memory []byte) (*Range, error) {
+// declareSlab declares memory of mapMemory.
+func declareSlab(memory []byte) (*Range, error) {
 	return ranges.add(&Range{memory: memory, kind: Declared, unforked: true})
 }
 
@@ -282,13 +282,13 @@ func declareChunk(memory []byte) (*Range, error) {
 func (a *Arena) Close() error {
 	a.mu.Lock()
 	a.closed = true
-	chunks := a.chunks
-	a.chunks = nil
+	slabs := a.slabs
+	a.slabs = nil
 	a.free = [maxBufferShift + 1][]piece{}
 	a.bytes = 0
-	var idle []*chunk
+	var idle []*slab
 	var err error
-	for c := range chunks {
+	for c := range slabs {
 		if c.used != 0 {
 			err = ErrInUse
 			continue

@@ -29,11 +29,11 @@ func TestSetArenaLimit(t *testing.T) {
 		t.Errorf("caches of %d bytes in %d registrations, before %d in %d", limit, b.maxEntries, before, entries)
 	}
 	b.SetLimits(1<<20, 10)
-	SetArenaLimit(defaultChunk)
+	SetArenaLimit(defaultSlab)
 	if b.limit() != 1<<20 || b.maxEntries != 10 {
 		t.Errorf("%d bytes in %d registrations, which the program has not set", b.limit(), b.maxEntries)
 	}
-	if _, err := a.Get(2 * defaultChunk); !errors.Is(err, syscall.ENOBUFS) {
+	if _, err := a.Get(2 * defaultSlab); !errors.Is(err, syscall.ENOBUFS) {
 		t.Errorf("Get beyond the limit: %v", err)
 	}
 }

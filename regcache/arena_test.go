@@ -82,7 +82,7 @@ func TestArenaStaysWithinItsLimit(t *testing.T) {
 	for _, b := range buffers {
 		b.Put()
 	}
-	// A chunk cut for one size serves another.
+	// A slab cut for one size serves another.
 	large := get(t, a, 50_000)
 	if mapped, used := a.Bytes(); mapped != 256<<10 || used != 64<<10 || a.Left() != 192<<10 {
 		t.Errorf("%d mapped, %d used, %d left", mapped, used, a.Left())
@@ -135,7 +135,7 @@ func TestArenaCloseLeavesABufferItsMemory(t *testing.T) {
 	b.Put()
 }
 
-// A buffer gets a larger piece when nothing else is left, even one that would need a chunk
+// A buffer gets a larger piece when nothing else is left, even one that would need a slab
 // of its own.
 func TestArenaStaysWithinItsLimitForLargeBuffers(t *testing.T) {
 	a := NewArena(64<<10, 256<<10)
@@ -156,7 +156,7 @@ func TestArenaStaysWithinItsLimitForLargeBuffers(t *testing.T) {
 func TestArenaGivesALargerPieceWhenNothingElseIsLeft(t *testing.T) {
 	a := NewArena(64<<10, 128<<10)
 	defer a.Close()
-	first, second := get(t, a, 32<<10), get(t, a, 32<<10) // of one chunk
+	first, second := get(t, a, 32<<10), get(t, a, 32<<10) // of one slab
 	get(t, a, 64<<10)
 	second.Put()
 	small := get(t, a, 100)
@@ -171,10 +171,10 @@ func TestArenaGivesALargerPieceWhenNothingElseIsLeft(t *testing.T) {
 	if a.Left() != 64<<10 {
 		t.Errorf("%d left", a.Left())
 	}
-	get(t, a, 64<<10) // the chunk is whole again
+	get(t, a, 64<<10) // the slab is whole again
 }
 
-func TestArenaServesBuffersLargerThanItsChunks(t *testing.T) {
+func TestArenaServesBuffersLargerThanItsSlabs(t *testing.T) {
 	a := NewArena(64<<10, 1<<20)
 	defer a.Close()
 	b := get(t, a, 300<<10)
@@ -257,7 +257,7 @@ func TestArenaDoesNotWaitForADeviceThatHangs(t *testing.T) {
 // share a registration.
 func TestArenaPiecesArePinnedOneByOne(t *testing.T) {
 	const connections = 4
-	for size, want := range map[int]int64{minAlone: minAlone, minAlone / 2: defaultChunk} {
+	for size, want := range map[int]int64{minAlone: minAlone, minAlone / 2: defaultSlab} {
 		d := &fakeDevice{}
 		a := NewArena(0, 0)
 		defer a.Close()

@@ -64,7 +64,7 @@ func (b *Buffer) Put() {
 	*b = Buffer{}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p.chunk.used--
-	a.used -= 1 << p.chunk.shift
-	a.free[p.chunk.shift] = append(a.free[p.chunk.shift], p)
+	p.slab.used--
+	a.used -= 1 << p.slab.shift
+	a.free[p.slab.shift] = append(a.free[p.slab.shift], p)
 }

@@ -166,8 +166,8 @@ func TestADeviceThatKeepsARegistrationIsReported(t *testing.T) {
 		t.Errorf("Arena.Close: %v, want EBUSY", err)
 	}
 	b[0]++ // still mapped
-	if s := c.Stats(); s.DeregisterFailed != 1 || s.PinnedBytes != defaultChunk {
-		t.Errorf("%d not deregistered, %d bytes pinned; want 1, %d", s.DeregisterFailed, s.PinnedBytes, defaultChunk)
+	if s := c.Stats(); s.DeregisterFailed != 1 || s.PinnedBytes != defaultSlab {
+		t.Errorf("%d not deregistered, %d bytes pinned; want 1, %d", s.DeregisterFailed, s.PinnedBytes, defaultSlab)
 	}
 	for range 2 {
 		if err := c.Close(); !errors.Is(err, syscall.EBUSY) {

@@ -22,17 +22,17 @@ type index struct {
 	buckets [indexBuckets]bucket
 }
 
-type bucket struct{ sorted atomic.Pointer[[]slot] } // by start; nil: there are none
+type bucket struct{ sorted atomic.Pointer[[]entry] } // by start; nil: there are none
 
-func (b *bucket) slots() []slot {
+func (b *bucket) entries() []entry {
 	if p := b.sorted.Load(); p != nil {
 		return *p
 	}
 	return nil
 }
 
-// slot is a copy of a region's bounds, so that a look-up touches one array.
-type slot struct {
+// entry is a copy of a region's bounds, so that a look-up touches one array.
+type entry struct {
 	start, end uintptr
 	region     *Region
 }
@@ -45,27 +45,27 @@ func bucketOf(granule uintptr) uintptr {
 
 // find returns the region that covers all of [start, end), or nil.
 func (x *index) find(start, end uintptr) *Region {
-	slots := x.buckets[bucketOf(start>>granuleShift)].slots()
-	lo, hi := 0, len(slots)
-	for lo < hi { // the last slot that starts at or before start
+	entries := x.buckets[bucketOf(start>>granuleShift)].entries()
+	lo, hi := 0, len(entries)
+	for lo < hi { // the last entry that starts at or before start
 		mid := int(uint(lo+hi) >> 1)
-		if slots[mid].start <= start {
+		if entries[mid].start <= start {
 			lo = mid + 1
 		} else {
 			hi = mid
 		}
 	}
-	if lo == 0 || slots[lo-1].end < end {
+	if lo == 0 || entries[lo-1].end < end {
 		return nil
 	}
-	return slots[lo-1].region
+	return entries[lo-1].region
 }
 
 // overlapping returns the regions that share a byte with [start, end).
 func (x *index) overlappingLocked(start, end uintptr) []*Region {
 	var found []*Region
 	x.eachBucket(start, end, func(b *bucket) {
-		for _, s := range b.slots() {
+		for _, s := range b.entries() {
 			if s.start < end && start < s.end && !slices.Contains(found, s.region) {
 				found = append(found, s.region)
 			}
@@ -76,24 +76,24 @@ func (x *index) overlappingLocked(start, end uintptr) []*Region {
 
 func (x *index) insertLocked(r *Region) {
 	x.eachBucket(r.start, r.end, func(b *bucket) {
-		old := b.slots()
+		old := b.entries()
 		at := 0
 		for at < len(old) && old[at].start < r.start {
 			at++
 		}
-		slots := slices.Concat(old[:at], []slot{{r.start, r.end, r}}, old[at:])
-		b.sorted.Store(&slots)
+		entries := slices.Concat(old[:at], []entry{{r.start, r.end, r}}, old[at:])
+		b.sorted.Store(&entries)
 	})
 }
 
 func (x *index) removeLocked(r *Region) {
 	x.eachBucket(r.start, r.end, func(b *bucket) {
-		slots := slices.DeleteFunc(slices.Clone(b.slots()), func(s slot) bool { return s.region == r })
-		if len(slots) == 0 {
+		entries := slices.DeleteFunc(slices.Clone(b.entries()), func(s entry) bool { return s.region == r })
+		if len(entries) == 0 {
 			b.sorted.Store(nil)
 			return
 		}
-		b.sorted.Store(&slots)
+		b.sorted.Store(&entries)
 	})
 }
 

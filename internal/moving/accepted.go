@@ -182,7 +182,7 @@ func (t *taker) judge(proposal hello.Proposal, h newconn.Handle, l *Life) hello.
 		if t.User != nil {
 			return hello.Answer{Code: hello.Other} // who is here can learn stamps, and shall show cookies
 		}
-		if t.Outside {
+		if t.outside {
 			if _, err := tcpid.Peer(h.TCP()); !errors.Is(err, tcpid.ErrNotHere) { // it may be in this one
 				return hello.Answer{Code: hello.Other}
 			}

@@ -84,7 +84,7 @@ func TestWhoseStampIsBelieved(t *testing.T) {
 	me := uint32(os.Geteuid())
 	for name, r := range map[string]*taker{
 		"a process of this namespace": {Came: Came{User: &me}},
-		"one of another namespace":    {Came: Came{Outside: true}},
+		"one of another namespace":    {Came: Came{outside: true}},
 	} {
 		if a := r.judge(proposal, h, l); a.Code != hello.Other {
 			t.Errorf("%s, by a stamp: %v", name, a.Code)
@@ -96,7 +96,7 @@ func TestWhoseStampIsBelieved(t *testing.T) {
 	if a := (&taker{Came: Came{User: &me}}).judge(cookies, h, l); a.Code != hello.Moves {
 		t.Errorf("a process of this namespace, by cookies: %v", a.Code)
 	}
-	if a := (&taker{Came: Came{Outside: true}}).judge(cookies, h, l); a.Code != hello.Other {
+	if a := (&taker{Came: Came{outside: true}}).judge(cookies, h, l); a.Code != hello.Other {
 		t.Errorf("a process of another namespace, by cookies: %v", a.Code)
 	}
 	other := me + 1

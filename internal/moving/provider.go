@@ -53,7 +53,7 @@ type Came struct {
 	session.Endpoint
 	Provider string
 	User     *uint32 // whose the process is, if the kernel knows it; then it is of this network namespace
-	Outside  bool    // the process is to be of another network namespace of this host
+	outside  bool    // the process is to be of another network namespace of this host
 }
 
 // Choice is what connections may move to, and how.

@@ -112,7 +112,7 @@ func openNames(at netip.AddrPort, s Settings) (*finding.Names, error) {
 		dir = s.Dir
 	}
 	return finding.Open(finding.Here(s.Namespace, at.Port()), dir, s.Session, func(ep session.Endpoint, outside bool, cfg session.Config) {
-		c := Came{Endpoint: ep, Provider: shm.Name, Outside: outside}
+		c := Came{Endpoint: ep, Provider: shm.Name, outside: outside}
 		if !outside {
 			user := shm.PeerUser(ep)
 			c.User = &user

@@ -250,8 +250,8 @@ func TestMultipathTCP(t *testing.T) {
 	if _, err := DialerStamps(d, time.Time{}); !errors.Is(err, ErrMPTCP) {
 		t.Errorf("DialerStamps: %v", err)
 	}
-	if _, err := AcceptorStamp(a); !errors.Is(err, ErrMPTCP) {
-		t.Errorf("AcceptorStamp: %v", err)
+	if _, err := acceptorStamp(a); !errors.Is(err, ErrMPTCP) {
+		t.Errorf("acceptorStamp: %v", err)
 	}
 	if _, _, err := Positions(d); !errors.Is(err, ErrMPTCP) {
 		t.Errorf("Positions: %v", err)
@@ -282,7 +282,7 @@ func TestPeerIsTheProxy(t *testing.T) {
 	if s := peer(t, a); s.Cookie != cookie(t, out) {
 		t.Error("the peer is not the proxy")
 	}
-	if sd, sa := dialerStamp(t, d), acceptorStamp(t, a); proven(sd, sa) {
+	if sd, sa := dialerStamp(t, d), mustAcceptorStamp(t, a); proven(sd, sa) {
 		t.Errorf("stamps %d and %d prove one connection of two", sd, sa)
 	}
 }

@@ -47,7 +47,7 @@ func (p *Proof) Confirm(s Stamp, answer uint16) bool {
 // Answer returns the acceptor's half, unless the challenge is not its dialer's.
 func (p *Proof) Answer(c *net.TCPConn, challenge uint16) (half uint16, ok bool) {
 	s, err := p.once(func() ([]Stamp, error) {
-		s, err := AcceptorStamp(c)
+		s, err := acceptorStamp(c)
 		return []Stamp{s}, err
 	})
 	p.mu.Lock()
@@ -55,7 +55,7 @@ func (p *Proof) Answer(c *net.TCPConn, challenge uint16) (half uint16, ok bool) 
 	if err != nil || p.Guessed() {
 		return 0, false
 	}
-	if half, ok = s[0].Answer(challenge); !ok {
+	if half, ok = s[0].answer(challenge); !ok {
 		p.wrong.Add(1)
 	}
 	return half, ok

@@ -27,8 +27,8 @@ const stampSlack = 32
 // Challenge is the half that the dialer sends.
 func (s Stamp) Challenge() uint16 { return uint16(s) }
 
-// Answer is the half that the acceptor sends, if the challenge is the dialer's.
-func (s Stamp) Answer(challenge uint16) (answer uint16, ok bool) {
+// answer is the half that the acceptor sends, if the challenge is the dialer's.
+func (s Stamp) answer(challenge uint16) (answer uint16, ok bool) {
 	off := int16(challenge - uint16(s)) // the nearer way around
 	if off < -stampSlack || off > stampSlack {
 		return 0, false

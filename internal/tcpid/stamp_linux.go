@@ -27,7 +27,7 @@ var (
 )
 
 // SaveSYN has the kernel keep the SYN of each connection that the listener takes from now
-// on, until AcceptorStamp reads it, or the connection is closed: some 100 bytes. A Multipath
+// on, until acceptorStamp reads it, or the connection is closed: some 100 bytes. A Multipath
 // TCP listener, which is what package net makes by default, cannot do it: ErrMPTCP. See
 // net.ListenConfig.SetMultipathTCP.
 func SaveSYN(l *net.TCPListener) error {
@@ -112,9 +112,9 @@ func timestampClock(fd int) (Stamp, error) {
 	return Stamp(uint32(v)), wrap("TCP_TIMESTAMP", err)
 }
 
-// AcceptorStamp returns the stamp of a connection whose listener saves the SYNs. The kernel
+// acceptorStamp returns the stamp of a connection whose listener saves the SYNs. The kernel
 // gives it once, and to one process.
-func AcceptorStamp(c *net.TCPConn) (Stamp, error) {
+func acceptorStamp(c *net.TCPConn) (Stamp, error) {
 	return control(c, func(fd int) (Stamp, error) {
 		if isMPTCP(fd) {
 			return 0, ErrMPTCP

@@ -23,9 +23,9 @@ func dialerStamp(t testing.TB, c *net.TCPConn) Stamp {
 	return s[0]
 }
 
-func acceptorStamp(t testing.TB, c *net.TCPConn) Stamp {
+func mustAcceptorStamp(t testing.TB, c *net.TCPConn) Stamp {
 	t.Helper()
-	s, err := AcceptorStamp(c)
+	s, err := acceptorStamp(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func wantProof(t testing.TB, pair func() (dialed, accepted *net.TCPConn)) (diale
 	var d, a Stamp
 	for range 5 {
 		dialed, accepted = pair()
-		if d, a = dialerStamp(t, dialed), acceptorStamp(t, accepted); proven(d, a) {
+		if d, a = dialerStamp(t, dialed), mustAcceptorStamp(t, accepted); proven(d, a) {
 			return dialed, accepted
 		}
 	}
@@ -76,7 +76,7 @@ func TestBothEndsKnowTheStamp(t *testing.T) {
 		_, a := wantProof(t, func() (dialed, accepted *net.TCPConn) {
 			return dial(t, net.JoinHostPort(tt.dial, fmt.Sprint(l.Addr().(*net.TCPAddr).Port))), accept(t, l)
 		})
-		if _, err := AcceptorStamp(a); err != errNoSYN {
+		if _, err := acceptorStamp(a); err != errNoSYN {
 			t.Errorf("read again: %v", err)
 		}
 	}
@@ -106,7 +106,7 @@ func TestWhenADialBeganIsItsStamp(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if is := acceptorStamp(t, a); len(s) != 3 || !proven(s[1+i], is) || proven(s[2-i], is) {
+		if is := mustAcceptorStamp(t, a); len(s) != 3 || !proven(s[1+i], is) || proven(s[2-i], is) {
 			t.Errorf("%v before the SYN: %d; it is %d", before, s, is)
 		}
 	}
@@ -202,13 +202,13 @@ func TestNoStamp(t *testing.T) {
 			if s, err := DialerStamps(d, time.Time{}); err != tt.dialer {
 				t.Errorf("%s: the dialer's is %d, %v", tt.sysctl, s, err)
 			}
-			if s, err := AcceptorStamp(a); err != tt.acceptor {
+			if s, err := acceptorStamp(a); err != tt.acceptor {
 				t.Errorf("%s: the acceptor's is %d, %v", tt.sysctl, s, err)
 			}
 		})
 	}
 	_, a := connect(t, listen(t, "tcp", "127.0.0.1:0"))
-	if s, err := AcceptorStamp(a); err != errNoSYN || !errors.Is(err, errNoStamp) {
+	if s, err := acceptorStamp(a); err != errNoSYN || !errors.Is(err, errNoStamp) {
 		t.Errorf("without SaveSYN: %d, %v", s, err)
 	}
 }
@@ -241,7 +241,7 @@ func TestWhoseRandomNumberItIs(t *testing.T) {
 		}
 		dialWith(t, &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port}}, l.Addr().String())
 		defer l.Close()
-		return acceptorStamp(t, accept(t, l))
+		return mustAcceptorStamp(t, accept(t, l))
 	}
 	var first, otherPort, otherNamespace Stamp
 	newNamespace(t).do(t, func() { first, otherPort = connectFrom(6000), connectFrom(6001) })
@@ -315,7 +315,7 @@ func BenchmarkAcceptorStamp(b *testing.B) {
 	_, a := connect(b, listen(b, "tcp", "127.0.0.1:0"))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := AcceptorStamp(a); err != errNoSYN {
+		if _, err := acceptorStamp(a); err != errNoSYN {
 			b.Fatal(err)
 		}
 	}

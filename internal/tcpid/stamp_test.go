@@ -4,7 +4,7 @@ import "testing"
 
 // proven goes through the whole exchange.
 func proven(dialer, acceptor Stamp) bool {
-	answer, ok := acceptor.Answer(dialer.Challenge())
+	answer, ok := acceptor.answer(dialer.Challenge())
 	return ok && dialer.Confirm(answer)
 }
 
@@ -45,7 +45,7 @@ func TestGuessesOfAStamp(t *testing.T) {
 	for _, s := range []Stamp{0x12345678, 3, 0xfffffffe} {
 		challenges, answers := 0, 0
 		for guess := range 1 << 16 {
-			if _, ok := s.Answer(uint16(guess)); ok {
+			if _, ok := s.answer(uint16(guess)); ok {
 				challenges++
 			}
 			if s.Confirm(uint16(guess)) {

@@ -24,8 +24,8 @@ func Peer(*net.TCPConn) (Socket, error) { return Socket{}, errors.ErrUnsupported
 // DialerStamps needs Linux.
 func DialerStamps(*net.TCPConn, time.Time) ([]Stamp, error) { return nil, errors.ErrUnsupported }
 
-// AcceptorStamp needs Linux.
-func AcceptorStamp(*net.TCPConn) (Stamp, error) { return 0, errors.ErrUnsupported }
+// acceptorStamp needs Linux.
+func acceptorStamp(*net.TCPConn) (Stamp, error) { return 0, errors.ErrUnsupported }
 
 // IsOpen needs Linux.
 func IsOpen(*net.TCPConn) (bool, error) { return false, errors.ErrUnsupported }

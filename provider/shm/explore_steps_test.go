@@ -172,7 +172,7 @@ func (x *explorer) clear(a *modelAlarm) {
 	}
 }
 
-// wake is Rung.RingAt where one goroutine rings, with the doorbell, or else a token, behind it.
+// wake is Rung.ringAt where one goroutine rings, with the doorbell, or else a token, behind it.
 // It returns what is next.
 func (x *explorer) wake(m *model, t *thread, rung *modelAlarm, word modelAlarm, place uint8) string {
 	if !word.set || place < word.place || *rung == word {
@@ -432,14 +432,14 @@ func (x *explorer) stepOne(m *model, t *thread) bool {
 		t.n, r.tail, r.cells = 0, tail, cells
 		frees := r.scan-r.kept != r.head && here != keepsTheHead
 		t.goes(pick(news, c.next(false), pick(frees, "free head", "")))
-	case "consumed": // consumed: Waits
+	case "consumed": // consumed: waits
 		frees := r.scan-r.kept-r.head >= headBatch || c.want.set && c.want != r.rung
 		t.goes(pick(frees, "free head", ""))
 	case "free head": // publishHead: in.head.Store
 		r.head = r.scan - r.kept
 		c.head = r.head
 		t.goes("waits?")
-	case "waits?": // publishHead: RingAt
+	case "waits?": // publishHead: ringAt
 		t.goes(x.wake(m, t, &r.rung, c.want, r.head))
 	case "free cell": // dropCell: in.spareHead.Store
 		r.freed++

@@ -26,22 +26,22 @@ func (a *Alarm) Set(place uint64) {
 	}
 }
 
-// Clear takes that back, or makes it ready for another to set. It counts on, as there may be one
+// clear takes that back, or makes it ready for another to set. It counts on, as there may be one
 // that has rung for what it was.
-func (a *Alarm) Clear() {
-	if a.IsSet() {
+func (a *Alarm) clear() {
+	if a.isSet() {
 		a.word.And(^uint64(alarmSet))
 	}
 }
 
-// IsSet reports whether there was no Clear behind the last Set. The other side may have rung.
-func (a *Alarm) IsSet() bool { return a.word.Load()&alarmSet != 0 }
+// isSet reports whether there was no clear behind the last Set. The other side may have rung.
+func (a *Alarm) isSet() bool { return a.word.Load()&alarmSet != 0 }
 
 // Rung is what the other side knows of an Alarm: for which it has rung last.
 type Rung struct{ last atomic.Uint64 }
 
-// Waits reports whether an alarm is set for which it has not rung.
-func (r *Rung) Waits(a *Alarm) bool {
+// waits reports whether an alarm is set for which it has not rung.
+func (r *Rung) waits(a *Alarm) bool {
 	w := a.word.Load()
 	return w&alarmSet != 0 && w != r.last.Load()
 }
@@ -52,8 +52,8 @@ func (r *Rung) Ring(a *Alarm) bool {
 	return w&alarmSet != 0 && w != r.last.Load() && r.last.Swap(w) != w
 }
 
-// RingAt reports whether it has to ring now, that it has come to a place.
-func (r *Rung) RingAt(a *Alarm, place uint64) bool {
+// ringAt reports whether it has to ring now, that it has come to a place.
+func (r *Rung) ringAt(a *Alarm, place uint64) bool {
 	w := a.word.Load()
 	return w&alarmSet != 0 && int32(uint32(place/4)-uint32(w&^alarmSet)) >= 0 &&
 		w != r.last.Load() && r.last.Swap(w) != w

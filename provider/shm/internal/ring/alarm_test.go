@@ -8,23 +8,23 @@ import (
 	"time"
 )
 
-// One wake-up for each time that an alarm is set, at its place, and none behind Clear.
+// One wake-up for each time that an alarm is set, at its place, and none behind clear.
 func TestAlarmRingsOnce(t *testing.T) {
 	for _, place := range []uint64{0, 8, 1<<34 - 8, 1 << 34, 1<<40 + 4096} {
 		var a Alarm
 		var r Rung
-		if r.Ring(&a) || r.RingAt(&a, place) || r.Waits(&a) {
+		if r.Ring(&a) || r.ringAt(&a, place) || r.waits(&a) {
 			t.Fatal("an alarm that nobody has set")
 		}
 		for range 3 {
 			a.Set(place)
-			if place > 0 && r.RingAt(&a, place-8) {
+			if place > 0 && r.ringAt(&a, place-8) {
 				t.Errorf("%d: before its place", place)
 			}
-			if !r.Waits(&a) || !r.RingAt(&a, place+800) {
+			if !r.waits(&a) || !r.ringAt(&a, place+800) {
 				t.Errorf("%d: not at its place", place)
 			}
-			if r.Waits(&a) || r.Ring(&a) || r.RingAt(&a, place+800) {
+			if r.waits(&a) || r.Ring(&a) || r.ringAt(&a, place+800) {
 				t.Errorf("%d: twice", place)
 			}
 		}
@@ -33,9 +33,9 @@ func TestAlarmRingsOnce(t *testing.T) {
 			t.Errorf("%d: not set again", place)
 		}
 		a.Set(place)
-		a.Clear()
-		if a.IsSet() || r.Ring(&a) || r.Waits(&a) {
-			t.Errorf("%d: behind Clear", place)
+		a.clear()
+		if a.isSet() || r.Ring(&a) || r.waits(&a) {
+			t.Errorf("%d: behind clear", place)
 		}
 	}
 }
@@ -60,7 +60,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 			}
 			me.alarm.Set(0)
 			if other.count.Load() >= n {
-				break // without Clear, as a session does that slept
+				break // without clear, as a session does that slept
 			}
 			select {
 			case <-me.woken:

@@ -141,14 +141,14 @@ func (r *Reader) Release() (do Action) {
 func (r *Reader) Arm() { r.in.sleep.Set(0) }
 
 // Armed reports whether Arm is in force, unless the writer has returned Wake.
-func (r *Reader) Armed() bool { return r.in.sleep.IsSet() }
+func (r *Reader) Armed() bool { return r.in.sleep.isSet() }
 
 // Disarm ends Arm.
-func (r *Reader) Disarm() { r.in.sleep.Clear() }
+func (r *Reader) Disarm() { r.in.sleep.clear() }
 
 // WriterWaits reports whether the writer waits for anything, and nobody has woken it. Any
 // goroutine may ask.
-func (r *Reader) WriterWaits() bool { return r.rung.Waits(&r.out.want) }
+func (r *Reader) WriterWaits() bool { return r.rung.waits(&r.out.want) }
 
 // Err tells why a call returned Broken.
 func (r *Reader) Err() error { return r.err }
@@ -199,7 +199,7 @@ func (r *Reader) consumed() Action {
 		r.head = r.kept.at
 	}
 	r.in.done = uint32(r.head)
-	if r.head-r.published >= headBatch || r.rung.Waits(&r.out.want) {
+	if r.head-r.published >= headBatch || r.rung.waits(&r.out.want) {
 		return r.publishHead()
 	}
 	return 0
@@ -212,7 +212,7 @@ func (r *Reader) publishHead() Action {
 	}
 	r.published = r.head
 	r.in.head.Store(r.head)
-	if r.rung.RingAt(&r.out.want, r.head) {
+	if r.rung.ringAt(&r.out.want, r.head) {
 		return Wake
 	}
 	return 0

@@ -2,7 +2,9 @@ package ring
 
 import (
 	"math/rand"
+	"sync"
 	"testing"
+	"time"
 )
 
 func TestCellsKeepTheirPlace(t *testing.T) {
@@ -54,6 +56,59 @@ func TestCellsKeepTheirPlace(t *testing.T) {
 	}
 	for next < sent {
 		take(false)
+	}
+}
+
+// A control message that was sent while data was being filled comes before that data, and behind what
+// was sent before, whatever the reader looks at meanwhile.
+func TestCellsKeepTheirPlaceWhileTheReaderLooks(t *testing.T) {
+	p := newPipe(t, minMax)
+	const rounds, size, most = 200_000, 16, time.Second // the lane "pauses" has it find more
+	began, stop := time.Now(), make(chan struct{})
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		for seq := uint64(0); seq < 3*rounds; {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			room, _ := p.Reserve(size, size)
+			if room == nil {
+				continue
+			}
+			control, _ := p.ReserveControl(size)
+			if control == nil {
+				p.Commit(0)
+				continue
+			}
+			pattern(control, seq)
+			p.CommitControl(size)
+			pattern(room, seq+1)
+			p.Commit(size)
+			for !p.send(size, seq+2) {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+			}
+			seq += 3
+		}
+	})
+	defer writing.Wait()
+	defer close(stop)
+	for seq := uint64(0); seq < 3*rounds && time.Since(began) < most; {
+		msg, do := p.Poll()
+		p.unbroken(do)
+		if msg == nil {
+			continue
+		}
+		if !is(msg, size, seq) {
+			t.Fatalf("message %d is not the one that was sent as such", seq)
+		}
+		p.unbroken(p.Drop())
+		seq++
 	}
 }
 

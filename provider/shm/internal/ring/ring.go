@@ -77,7 +77,7 @@ type Incoming struct {
 func (o *Outgoing) Reset() {
 	o.tail.Store(0)
 	o.spareTail.Store(0)
-	o.want.Clear()
+	o.want.clear()
 	o.due = 0
 }
 
@@ -85,7 +85,7 @@ func (o *Outgoing) Reset() {
 func (i *Incoming) Reset() {
 	i.head.Store(0)
 	i.spareHead.Store(0)
-	i.sleep.Clear()
+	i.sleep.clear()
 	i.done = 0
 }
 

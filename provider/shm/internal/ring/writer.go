@@ -135,13 +135,13 @@ func (w *Writer) CommitControl(n int) (do Action) {
 func (w *Writer) Arm() { w.out.want.Set(w.wanted.Load()) }
 
 // Armed reports whether Arm is in force, unless the reader has returned Wake.
-func (w *Writer) Armed() bool { return w.out.want.IsSet() }
+func (w *Writer) Armed() bool { return w.out.want.isSet() }
 
 // Disarm ends Arm.
-func (w *Writer) Disarm() { w.out.want.Clear() }
+func (w *Writer) Disarm() { w.out.want.clear() }
 
 // ReaderSleeps reports whether the reader sleeps, and nobody has woken it. Any goroutine may ask.
-func (w *Writer) ReaderSleeps() bool { return w.rung.Waits(&w.in.sleep) }
+func (w *Writer) ReaderSleeps() bool { return w.rung.waits(&w.in.sleep) }
 
 // Err tells why a call returned Broken.
 func (w *Writer) Err() error { return w.err }
