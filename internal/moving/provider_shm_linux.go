@@ -25,7 +25,7 @@ func (shmProvider) Name() string { return shm.Name }
 // has the other end of this one.
 func (shmProvider) Move(ctx context.Context, h newconn.Handle, s Settings) error {
 	tcp := h.TCP()
-	if multipath, err := tcp.MultipathTCP(); multipath && err == nil {
+	if tcpid.IsMPTCP(tcp) {
 		return &session.Unavailable{Reason: session.ReasonNotServed, Err: fmt.Errorf("shm: %w", tcpid.ErrMPTCP)}
 	}
 	ends, err := tcpid.EndsOf(tcp)
