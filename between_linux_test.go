@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/shm"
 )
@@ -146,6 +147,46 @@ func TestAnotherNamespace(t *testing.T) {
 	}
 	serve(t, &ListenConfig{}, ":7000", 9) // the same port here
 	if info := wantReached(t, atOnce(), "10.77.0.2:7000", 0); info.Fallback != ReasonNotServed {
+		t.Errorf("%+v", info)
+	}
+}
+
+// Both ends are a thread's whose network namespace is its own: other threads, which move connections,
+// find nobody there, and say why.
+func TestThreadInAnotherNamespace(t *testing.T) {
+	testenv.NeedRoot(t)
+	needTool(t, "ip")
+	onlyShm(t)
+	var l net.Listener
+	var c, s net.Conn
+	made := make(chan error)
+	go func() { // which ends with its thread
+		runtime.LockOSThread()
+		made <- func() error {
+			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+				return err
+			}
+			err := exec.Command("ip", "link", "set", "lo", "up").Run()
+			if err == nil {
+				l, err = Listen("tcp", "127.0.0.1:0")
+			}
+			if err == nil {
+				c, err = Dial("tcp", l.Addr().String())
+			}
+			if err == nil {
+				s, err = l.Accept()
+			}
+			return err
+		}()
+	}()
+	if err := <-made; err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	defer s.Close()
+	defer c.Close()
+	wantStaysByUse(t, c, s, ReasonNotServed)
+	if info := InfoOf(c); !errors.Is(info.Cause, tcpid.ErrNotHere) {
 		t.Errorf("%+v", info)
 	}
 }

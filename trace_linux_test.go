@@ -1,14 +1,17 @@
 package san
 
 import (
+	"context"
 	"errors"
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/sanconn"
 )
@@ -69,6 +72,41 @@ func TestUrgentDataBesideAttempts(t *testing.T) {
 	}
 	if info := InfoOf(c); info.Provider != providerTCP || info.Fallback != ReasonUnused {
 		t.Errorf("by %s: %v; the attempt is not over", info.Provider, info.Fallback)
+	}
+}
+
+// However often urgent data was to move a connection in vain, as to a peer that has stopped: it moves
+// behind no more use than without, and urgent data moves it, too.
+func TestUrgentDataInVain(t *testing.T) {
+	f := useFake(t)
+	attempts := make(chan error)
+	f.fail = func(context.Context) error { return <-attempts }
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	for _, by := range []string{"use", "urgent data"} {
+		c := mustDial(t, new(Dialer), l.Addr().String()).(*sanconn.Conn)
+		s := mustAccept(t, l)
+		const many = 30 // by four times as much use each, that would be beyond all numbers
+		for range many {
+			c.SetWriteDeadline(time.Unix(1, 0))
+			if _, err := c.WriteUrgent([]byte("!")); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Fatal(err)
+			}
+			select {
+			case attempts <- &Unavailable{Reason: ReasonTimeout}:
+			case <-time.After(testTimeout):
+				t.Fatal("it is not tried")
+			}
+			wantTried(t, c, ReasonTimeout)
+		}
+		c.SetWriteDeadline(time.Now().Add(testTimeout))
+		go func() { attempts <- nil }()
+		if by == "use" {
+			sendZeros(t, c, s, moving.FirstUse)
+		} else if _, err := c.WriteUrgent([]byte("!")); err != nil && !errors.Is(err, errors.ErrUnsupported) { // it has taken longer
+			t.Error(err)
+		}
+		wantMoved(t, c, fakeName)
+		wantMoved(t, s, fakeName)
 	}
 }
 

@@ -96,7 +96,7 @@ func (c *Conn) counted(use int64) {
 		a.compare(c) // check meets its errors by itself
 	}
 	if c.use.add(use) {
-		c.life.Used(handle{c})
+		c.life.Used(handle{c}, false)
 	}
 }
 

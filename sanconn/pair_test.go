@@ -28,10 +28,10 @@ func (e ending) Closed() {
 	}
 }
 
-func (ending) Used(newconn.Handle) {}
-func (e ending) Holds() bool       { return e.holds }
-func (ending) Moved(string)        {}
-func (ending) Left(error)          {}
+func (ending) Used(newconn.Handle, bool) {}
+func (e ending) Holds() bool             { return e.holds }
+func (ending) Moved(string)              {}
+func (ending) Left(error)                {}
 
 // using is ending that is told of use as well.
 type using struct {
@@ -39,7 +39,7 @@ type using struct {
 	used func()
 }
 
-func (u using) Used(newconn.Handle) { u.used() }
+func (u using) Used(newconn.Handle, bool) { u.used() }
 
 // tcpPair returns both ends of a TCP connection: the dialer's first.
 func tcpPair() (dialed, accepted *net.TCPConn, err error) {

@@ -67,7 +67,7 @@ func (c *Conn) moveForUrgent(end time.Time) error {
 			begun = true
 			c.mu.Unlock()
 			if c.use.begins() {
-				c.life.Used(handle{c})
+				c.life.Used(handle{c}, true)
 			}
 			c.mu.Lock()
 		}

@@ -15,11 +15,11 @@ import (
 // Nobody is the Life of a connection that package san does not know.
 type Nobody struct{}
 
-func (Nobody) Used(newconn.Handle) {}
-func (Nobody) Closed()             {}
-func (Nobody) Holds() bool         { return false }
-func (Nobody) Moved(string)        {}
-func (Nobody) Left(error)          {}
+func (Nobody) Used(newconn.Handle, bool) {}
+func (Nobody) Closed()                   {}
+func (Nobody) Holds() bool               { return false }
+func (Nobody) Moved(string)              {}
+func (Nobody) Left(error)                {}
 
 // Propose proposes to the other end of c to move to a session over an endpoint, which it owns from
 // now on; hello names the connection.

@@ -24,7 +24,7 @@ type Life struct {
 
 	dialed bool                 // by this process; else it was accepted
 	over   bool                 // it is closed: a move that ends only now is not counted as open; guarded by mu
-	tries  atomic.Int32         // moves that failed
+	tries  atomic.Int32         // moves that failed, but for those for urgent data
 	own    *session.Unavailable // why the last move that this end has tried failed; nil: none did
 	proof  tcpid.Proof
 
@@ -46,9 +46,9 @@ func LifeOf(c *sanconn.Conn) *Life { return lifeOf(newconn.HandleOf(c)) }
 func lifeOf(h newconn.Handle) *Life { return h.Life().(*Life) }
 
 // Used has a connection move that has been used enough.
-func (l *Life) Used(h newconn.Handle) {
+func (l *Life) Used(h newconn.Handle, urgent bool) {
 	if l.Plan != nil {
-		l.Plan.moveLater(h, false)
+		l.Plan.moveLater(h, false, urgent)
 	}
 }
 

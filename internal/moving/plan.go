@@ -55,7 +55,7 @@ func (p *Plan) MoveAtOnce(c *sanconn.Conn) {
 	if p.AtOnce {
 		h := newconn.HandleOf(c)
 		h.CallUse(newconn.Never)
-		p.moveLater(h, true)
+		p.moveLater(h, true, false)
 	}
 }
 
@@ -107,8 +107,8 @@ func (p *Plan) MoveNow(ctx context.Context, c *sanconn.Conn) *session.Unavailabl
 }
 
 // moveLater moves a connection in the background. atOnce: as soon as its other end has been
-// accepted.
-func (p *Plan) moveLater(h newconn.Handle, atOnce bool) {
+// accepted. urgent: before it has been used enough; in vain, that is no reason to try less often.
+func (p *Plan) moveLater(h newconn.Handle, atOnce, urgent bool) {
 	l := lifeOf(h)
 	p.inTurn(context.Background(), h, atOnce, func(why *session.Unavailable) {
 		if why == nil {
@@ -131,8 +131,11 @@ func (p *Plan) moveLater(h newconn.Handle, atOnce bool) {
 			l.Failed(why)
 		}
 		if why.Reason != session.ReasonRefused {
+			if !urgent {
+				l.tries.Add(1)
+			}
 			use := int64(FirstUse)
-			for range l.tries.Add(1) {
+			for range l.tries.Load() {
 				use *= MoreUse
 			}
 			h.CallUse(use)

@@ -11,6 +11,7 @@ import (
 	"github.com/sanconn/san/internal/finding"
 	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/session"
@@ -25,7 +26,7 @@ func (shmProvider) Name() string { return shm.Name }
 // has the other end of this one.
 func (shmProvider) Move(ctx context.Context, h newconn.Handle, s Settings) error {
 	tcp := h.TCP()
-	if multipath, err := tcp.MultipathTCP(); multipath && err == nil {
+	if tcpid.IsMPTCP(tcp) {
 		return &session.Unavailable{Reason: session.ReasonNotServed, Err: fmt.Errorf("shm: %w", tcpid.ErrMPTCP)}
 	}
 	ends, err := tcpid.EndsOf(tcp)
@@ -47,7 +48,7 @@ func (shmProvider) Move(ctx context.Context, h newconn.Handle, s Settings) error
 	if proposed.Cookie, err = tcpid.Cookie(tcp); err != nil {
 		return err
 	}
-	return finding.Search{
+	err = finding.Search{
 		At:   finding.Here(tcpid.Namespace(tcp), ends.Remote.Port()),
 		To:   ends.Remote,
 		User: peer.UID,
@@ -56,6 +57,12 @@ func (shmProvider) Move(ctx context.Context, h newconn.Handle, s Settings) error
 			return Propose(ctx, ep, s.Session, h, proposed, func(hello.Answer) error { return nil })
 		},
 	}.Run(ctx)
+	if reason.Is(err, session.ReasonNoListener) { // in this thread's network namespace
+		if elsewhere := tcpid.CheckThread(tcp); errors.Is(elsewhere, tcpid.ErrNotHere) {
+			err = &session.Unavailable{Reason: session.ReasonNotServed, Err: fmt.Errorf("shm: %w", elsewhere)}
+		}
+	}
+	return err
 }
 
 // moveOutside looks for the process in the directory, and proves by the connection's stamp, both

@@ -44,8 +44,8 @@ type Config struct {
 // collected then. Its methods must not block.
 type Life interface {
 	// Used is called by an operation that goes on, once the connection has been used for
-	// Config.Threshold bytes: see Handle.CallUse.
-	Used(Handle)
+	// Config.Threshold bytes: see Handle.CallUse. urgent: before that, by urgent data.
+	Used(h Handle, urgent bool)
 
 	// Closed is called once, when the connection is closed, or the program has forgotten it: on a
 	// session, and on TCP if Holds, which is for what is held from the beginning on.

@@ -131,6 +131,20 @@ func Namespace(c syscall.Conn) uint64 {
 	return n
 }
 
+// CheckThread returns an error, which is ErrNotHere, if a connection is not of the calling thread's
+// network namespace, as far as the kernel tells.
+func CheckThread(c *net.TCPConn) error {
+	netns, err := control(c, namespaceOf)
+	if err != nil || netns == 0 {
+		return err
+	}
+	fd, err := openIn(netns)
+	if err == nil {
+		unix.Close(fd)
+	}
+	return err
+}
+
 // control calls f with a connection's or listener's descriptor.
 func control[T any](c syscall.Conn, f func(fd int) (T, error)) (v T, err error) {
 	rc, err := c.SyscallConn()
@@ -174,17 +188,8 @@ func (s *askerSet) get(netns uint64) (*asker, error) {
 	if a := s.have(netns, nil); a != nil {
 		return a, nil
 	}
-	fd, err := sockdiag.Open()
+	fd, err := openIn(netns)
 	if err != nil {
-		return nil, wrap("sock_diag", err)
-	}
-	// The socket is of the thread's namespace.
-	here, err := namespaceOf(fd)
-	if err == nil && netns != 0 && here != netns {
-		err = errNotThisThread
-	}
-	if err != nil {
-		unix.Close(fd)
 		return nil, err
 	}
 	a := &asker{netns: netns, fd: fd}
@@ -193,6 +198,23 @@ func (s *askerSet) get(netns uint64) (*asker, error) {
 		return first, nil
 	}
 	return a, nil
+}
+
+// openIn returns a socket for queries, if the calling thread, whose namespace it is of, is in that one.
+func openIn(netns uint64) (fd int, err error) {
+	fd, err = sockdiag.Open()
+	if err != nil {
+		return -1, wrap("sock_diag", err)
+	}
+	here, err := namespaceOf(fd)
+	if err == nil && netns != 0 && here != netns {
+		err = errNotThisThread
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
 }
 
 // have returns a namespace's asker, with one use more: the one that is there, or else a.

@@ -40,6 +40,13 @@ func SaveSYN(l *net.TCPListener) error {
 	return err
 }
 
+// IsMPTCP reports whether a connection's socket is one of Multipath TCP, also where the other end has
+// TCP alone: its cookie is not that of the TCP connection, or there are several.
+func IsMPTCP(c *net.TCPConn) bool {
+	is, err := control(c, func(fd int) (bool, error) { return isMPTCP(fd), nil })
+	return is && err == nil
+}
+
 // isMPTCP reports whether a socket is one of Multipath TCP, whose options and counts are not
 // those of its TCP connection.
 func isMPTCP(fd int) bool {
