@@ -323,12 +323,16 @@ func (c *Conn) readByTCP(counted bool) error {
 	case s == nil:
 		return nil
 	}
-	switch _, read, err := tcpid.Positions(c.tcp); {
+	_, read, err := tcpid.Positions(c.tcp)
+	switch {
 	case errors.Is(err, tcpid.ErrNotConnected): // what is lacking then is found to be cut
-	case err != nil:
-		return s.Fail(err)
-	case read != c.in.bytes.Load():
-		return s.Fail(errCounts)
+		return nil
+	case err == nil && read != c.in.bytes.Load():
+		err = errCounts
 	}
-	return nil
+	if err != nil {
+		err = s.Fail(err)
+		c.sessionOver(s, false, err) // the session itself reports no end before the peer has taken it
+	}
+	return err
 }

@@ -1,12 +1,14 @@
 package sanconn_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -198,6 +200,49 @@ func TestCountedReadMoves(t *testing.T) {
 		if p := b.Provider(); p == "tcp" {
 			t.Error("it has gone back")
 		}
+	}
+}
+
+// One that reads otherwise ends a move also before the peer has taken it: nothing waits for its answer.
+func TestUncountedBehindAProposal(t *testing.T) {
+	ring := session.Limits{MaxMessage: 4096}
+	ea, eb := twin.Pair(twin.Config{Limits: ring})
+	defer eb.Kill()
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, a, b)
+	a.SetDeadline(time.Now().Add(patience))
+	r := countedOf(t, a)
+	buf := make([]byte, 10)
+	b.Write([]byte("x"))
+	if n, err := r.Read(buf); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	proposed := make(chan error, 1)
+	go func() { proposed <- connpair.Propose(ctx, a, ea, session.Config{}, nil) }()
+	testenv.Eventually(t, patience, func() error {
+		if state := a.Debug(); !strings.Contains(state, "proposed") {
+			return errors.New(state)
+		}
+		return nil
+	})
+	b.Write([]byte("abcdef"))
+	if err := r.raw.Read(func(fd uintptr) bool {
+		_, _, err := syscall.Recvfrom(int(fd), buf[:3], 0)
+		return err != syscall.EAGAIN
+	}); !errors.Is(err, syscall.ECONNRESET) {
+		t.Error(err)
+	}
+	if err := <-proposed; !errors.Is(err, syscall.ECONNRESET) {
+		t.Error(err)
+	}
+	newconn.HandleOf(b).TCP().CloseWrite()
+	if got, err := io.ReadAll(a); string(got) != "def" || !errors.Is(err, syscall.ECONNRESET) { // the peer may have moved
+		t.Errorf("%q, %v", got, err)
 	}
 }
 
