@@ -106,6 +106,13 @@ func TestOthersWaitForCommitAcrossAMove(t *testing.T) {
 	for name, write := range map[string]func(c *sanconn.Conn, b []byte) error{
 		"Write":        func(c *sanconn.Conn, b []byte) error { _, err := c.Write(b); return err },
 		"WriteBuffers": func(c *sanconn.Conn, b []byte) error { _, err := c.WriteBuffers(&net.Buffers{b}); return err },
+		"Reserve": func(c *sanconn.Conn, b []byte) error {
+			room, err := c.Reserve(len(b))
+			if err != nil {
+				return err
+			}
+			return c.Commit(copy(room, b))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b, move := onTCPPair(t, newconn.Config{})
@@ -401,7 +408,9 @@ func TestAPeerThatBreaksTheRules(t *testing.T) {
 				s.SendNote(note)
 			}
 		}
+		asked := make(chan struct{})
 		go func() { // as a peer does whose session has ended
+			defer close(asked)
 			defer peer.Close()
 			if err := testenv.Await(patience, func() error {
 				if s.Over() == nil {
@@ -418,6 +427,7 @@ func TestAPeerThatBreaksTheRules(t *testing.T) {
 		if !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("%s: %v", name, err)
 		}
+		<-asked // a session that has ended is not to be asked
 		s.Abort()
 	}
 }
