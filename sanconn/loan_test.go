@@ -172,6 +172,11 @@ func wantAWriteToWaitForCommit(t *testing.T, a, b *sanconn.Conn) {
 	if _, err := a.Reserve(3); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("Reserve during a loan: %v", err)
 	}
+	a.SetWriteDeadline(time.Time{})
+	time.AfterFunc(10*time.Millisecond, func() { a.SetWriteDeadline(time.Unix(1, 0)) })
+	if n, err := a.Write([]byte("late")); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("Write whose deadline comes while it waits: %d, %v", n, err)
+	}
 	a.SetWriteDeadline(time.Now().Add(patience))
 	done := make(chan error, 1)
 	go func() {
