@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/moving"
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/sanconn"
 )
 
@@ -85,6 +86,30 @@ func TestListenerRequireTakesWhatHasMoved(t *testing.T) {
 	}
 	if info := InfoOf(s); info.TCPBytes != 0 || info.SANBytes != 5 {
 		t.Errorf("%+v", info)
+	}
+}
+
+// A connection that Accept has returned has no place in the backlog any more, and one that waits there
+// at Close is reset.
+func TestListenerRequireGivesPlacesBack(t *testing.T) {
+	useFake(t)
+	l := mustListen(t, &ListenConfig{Policy: Require, Backlog: 1}, "tcp", "127.0.0.1:0")
+	for range 3 {
+		c := mustDial(t, &Dialer{Policy: Require}, l.Addr().String())
+		mustAccept(t, l).Close()
+		c.Close()
+	}
+	c := mustDial(t, &Dialer{Policy: Require}, l.Addr().String())
+	testenv.Eventually(t, testTimeout, func() error {
+		if len(l.required.ready) == 0 {
+			return errors.New("it has not moved")
+		}
+		return nil
+	})
+	l.Close()
+	c.SetDeadline(time.Now().Add(testTimeout))
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a client that waited for Accept read %v, want a reset", err)
 	}
 }
 
@@ -206,6 +231,10 @@ func TestListenerDeadline(t *testing.T) {
 					t.Errorf("%#v, want %#v", err, werr)
 				}
 			}
+			l.SetDeadline(time.Time{})
+			time.AfterFunc(10*time.Millisecond, func() { l.SetDeadline(time.Unix(1, 0)) }) // while Accept waits
+			_, err := l.Accept()
+			wantOpError(t, err, "accept", os.ErrDeadlineExceeded)
 			l.SetDeadline(time.Time{})
 			mustDial(t, &Dialer{Policy: policy}, l.Addr().String())
 			mustAccept(t, l)

@@ -328,12 +328,18 @@ func TestCallsOfAClosedConn(t *testing.T) {
 	if _, err := a.Write(nil); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("Write of nothing behind its deadline: %v", err)
 	}
+	late, _ := pipe(t, session.Limits{}, nil)
 	a.SetWriteDeadline(time.Time{})
-	a.Close()
-	wantClosed(t, a)
 	onTCP, _, _ := onTCPPair(t, newconn.Config{})
-	onTCP.Close()
-	wantClosed(t, onTCP)
+	lateOnTCP, _, _ := onTCPPair(t, newconn.Config{})
+	late.SetDeadline(time.Unix(1, 0)) // counts no more behind Close
+	lateOnTCP.SetDeadline(time.Unix(1, 0))
+	for name, c := range map[string]*sanconn.Conn{"session": a, "TCP": onTCP, "session, late": late, "TCP, late": lateOnTCP} {
+		t.Run(name, func(t *testing.T) {
+			c.Close()
+			wantClosed(t, c)
+		})
+	}
 }
 
 func wantClosed(t *testing.T, a *sanconn.Conn) {
@@ -348,6 +354,10 @@ func wantClosed(t *testing.T, a *sanconn.Conn) {
 		{"Read of nothing", func() error { _, err := a.Read(nil); return err }, "read", a.RemoteAddr()},
 		{"Write", func() error { _, err := a.Write(make([]byte, 1)); return err }, "write", a.RemoteAddr()},
 		{"Write of nothing", func() error { _, err := a.Write(nil); return err }, "write", a.RemoteAddr()},
+		{"WriteBuffers", func() error { _, err := a.WriteBuffers(&net.Buffers{{1}, {2}}); return err }, "writev", a.RemoteAddr()},
+		{"Reserve", func() error { _, err := a.Reserve(1); return err }, "write", a.RemoteAddr()},
+		{"Peek", func() error { _, err := a.Peek(); return err }, "read", a.RemoteAddr()},
+		{"WriteUrgent", func() error { _, err := a.WriteUrgent(make([]byte, 1)); return err }, "write", a.RemoteAddr()},
 		{"ReadUrgent", func() error { _, err := a.ReadUrgent(make([]byte, 1)); return err }, "read", a.RemoteAddr()},
 		{"Close", a.Close, "close", a.RemoteAddr()},
 		{"CloseRead", a.CloseRead, "close", a.RemoteAddr()},

@@ -829,6 +829,51 @@ func TestCloseBesideAReadAheadOfWhatIsKept(t *testing.T) {
 	}
 }
 
+// … nor does anything pass over them that takes from TCP all that has come there: what has come behind
+// the bytes that are kept is read behind them.
+func TestWhatIsKeptIsReadInItsPlace(t *testing.T) {
+	const late, kept, behind = "by TCP, late; ", "kept; ", "and behind it"
+	for name, readAll := range map[string]func(*sanconn.Conn) ([]byte, error){
+		"Read": func(c *sanconn.Conn) ([]byte, error) { return io.ReadAll(struct{ io.Reader }{c}) },
+		"Peek": func(c *sanconn.Conn) (all []byte, err error) {
+			for err == nil {
+				var b []byte
+				if b, err = c.Peek(); err == nil {
+					all = append(all, b...)
+					err = c.Discard(len(b))
+				}
+			}
+			if err == io.EOF {
+				err = nil
+			}
+			return all, err
+		},
+		"a copy to a file": func(c *sanconn.Conn) ([]byte, error) {
+			f := fileOf(t, nil)
+			if _, err := io.Copy(f, c); err != nil {
+				return nil, err
+			}
+			return os.ReadFile(f.Name())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := keeps(t, late, kept)
+			if _, err := b.Write([]byte(late + behind)); err != nil {
+				t.Fatal(err)
+			}
+			if err := b.CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			a.SetReadDeadline(time.Now().Add(patience))
+			got, err := readAll(a)
+			if err != nil {
+				t.Error(err)
+			}
+			wantBytes(t, got, []byte(late+kept+behind))
+		})
+	}
+}
+
 // CloseRead and CloseWrite before and after the way back.
 func TestHalfClosedOnTheWayBack(t *testing.T) {
 	for _, asker := range []int{0, 1} {

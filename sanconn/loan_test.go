@@ -83,7 +83,28 @@ func TestReserveAndPeek(t *testing.T) {
 
 // The errors of lent memory are those of Read and Write.
 func TestErrorsOfLentMemory(t *testing.T) {
-	a, _ := pipe(t, session.Limits{}, nil)
+	onSession, _ := pipe(t, session.Limits{}, nil)
+	onTCP, peer, _ := onTCPPair(t, newconn.Config{})
+	t.Run("session", func(t *testing.T) { wantErrorsOfLentMemory(t, onSession) })
+	t.Run("TCP", func(t *testing.T) {
+		sendUnread(t, peer, onTCP)
+		lent, err := onTCP.Peek()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range []int{-1, len(lent) + 1} {
+			if err := onTCP.Discard(n); !errors.Is(err, sanconn.ErrTooMuch) {
+				t.Errorf("Discard of %d of %d: %v", n, len(lent), err)
+			}
+		}
+		if err := onTCP.Discard(len(lent)); err != nil {
+			t.Fatal(err)
+		}
+		wantErrorsOfLentMemory(t, onTCP)
+	})
+}
+
+func wantErrorsOfLentMemory(t *testing.T, a *sanconn.Conn) {
 	if err := a.Commit(1); !errors.Is(err, sanconn.ErrNotReserved) {
 		t.Errorf("Commit without Reserve: %v", err)
 	}
@@ -93,11 +114,14 @@ func TestErrorsOfLentMemory(t *testing.T) {
 	if err := a.Discard(0); err != nil {
 		t.Errorf("Discard of nothing: %v", err)
 	}
-	if _, err := a.Reserve(5); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Commit(6); !errors.Is(err, sanconn.ErrTooMuch) {
-		t.Errorf("Commit of too much: %v", err)
+	for _, sign := range []int{1, -1} {
+		room, err := a.Reserve(5)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := sign * (len(room) + 1); !errors.Is(a.Commit(n), sanconn.ErrTooMuch) {
+			t.Errorf("Commit of %d of %d: no error", n, len(room))
+		}
 	}
 	past := time.Now().Add(-time.Second)
 	a.SetDeadline(past)
@@ -124,34 +148,50 @@ func TestErrorsOfLentMemory(t *testing.T) {
 	wantOp("Peek after Close", err, "read", net.ErrClosed)
 }
 
-// A Write goes behind what is reserved, and its deadline ends the wait.
+// A Write, and another Reserve, goes behind what is reserved, and its deadline ends the wait.
 func TestAWriteWaitsForCommit(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
-		room, err := a.Reserve(3)
-		if err != nil {
-			t.Fatal(err)
-		}
-		a.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
-		if n, err := a.Write([]byte("late")); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("Write during a loan: %d, %v", n, err)
-		}
-		a.SetWriteDeadline(time.Now().Add(patience))
-		done := make(chan error, 1)
-		go func() {
-			_, err := a.Write([]byte(" behind"))
-			a.CloseWrite()
-			done <- err
-		}()
-		if err := a.Commit(copy(room, "it ")); err != nil {
-			t.Fatal(err)
-		}
-		b.SetDeadline(time.Now().Add(patience))
-		got, err := io.ReadAll(b)
-		if err := errors.Join(err, <-done); err != nil || !bytes.Equal(got, []byte("it  behind")) {
-			t.Errorf("%q, %v", got, err)
-		}
+		wantAWriteToWaitForCommit(t, a, b)
 	})
+	t.Run("TCP", func(t *testing.T) {
+		a, b, _ := onTCPPair(t, newconn.Config{})
+		wantAWriteToWaitForCommit(t, a, b)
+	})
+}
+
+func wantAWriteToWaitForCommit(t *testing.T, a, b *sanconn.Conn) {
+	room, err := a.Reserve(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
+	if n, err := a.Write([]byte("late")); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("Write during a loan: %d, %v", n, err)
+	}
+	if _, err := a.Reserve(3); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("Reserve during a loan: %v", err)
+	}
+	a.SetWriteDeadline(time.Time{})
+	time.AfterFunc(10*time.Millisecond, func() { a.SetWriteDeadline(time.Unix(1, 0)) })
+	if n, err := a.Write([]byte("late")); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("Write whose deadline comes while it waits: %d, %v", n, err)
+	}
+	a.SetWriteDeadline(time.Now().Add(patience))
+	done := make(chan error, 1)
+	go func() {
+		_, err := a.Write([]byte(" behind"))
+		a.CloseWrite()
+		done <- err
+	}()
+	if err := a.Commit(copy(room, "it ")); err != nil {
+		t.Fatal(err)
+	}
+	b.SetDeadline(time.Now().Add(patience))
+	got, err := io.ReadAll(b)
+	if err := errors.Join(err, <-done); err != nil || !bytes.Equal(got, []byte("it  behind")) {
+		t.Errorf("%q, %v", got, err)
+	}
 }
 
 // Reserve behind CloseWrite fails as a Write does, on each carrier.

@@ -108,6 +108,13 @@ func TestOthersWaitForCommitAcrossAMove(t *testing.T) {
 	for name, write := range map[string]func(c *sanconn.Conn, b []byte) error{
 		"Write":        func(c *sanconn.Conn, b []byte) error { _, err := c.Write(b); return err },
 		"WriteBuffers": func(c *sanconn.Conn, b []byte) error { _, err := c.WriteBuffers(&net.Buffers{b}); return err },
+		"Reserve": func(c *sanconn.Conn, b []byte) error {
+			room, err := c.Reserve(len(b))
+			if err != nil {
+				return err
+			}
+			return c.Commit(copy(room, b))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b, move := onTCPPair(t, newconn.Config{})
@@ -411,7 +418,9 @@ func TestAPeerThatBreaksTheRules(t *testing.T) {
 				s.SendNote(note)
 			}
 		}
+		asked := make(chan struct{})
 		go func() { // as a peer does whose session has ended
+			defer close(asked)
 			defer peer.Close()
 			if err := testenv.Await(patience, func() error {
 				if s.Over() == nil {
@@ -428,6 +437,76 @@ func TestAPeerThatBreaksTheRules(t *testing.T) {
 		if !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("%s: %v", name, err)
 		}
+		<-asked // a session that has ended is not to be asked
 		s.Abort()
+	}
+}
+
+// What ends this end's stream ends a Write that waits in TCP, too, though the connection moves: the peer
+// reads what that has written, and the end behind it.
+func TestTheEndBesideAWriteThatWaitsInTCP(t *testing.T) {
+	for name, tt := range map[string]struct {
+		end  func(*sanconn.Conn) error
+		want error // of the Write
+	}{
+		"Close":      {(*sanconn.Conn).Close, net.ErrClosed},
+		"CloseWrite": {(*sanconn.Conn).CloseWrite, syscall.EPIPE},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b, move := onTCPPair(t, newconn.Config{})
+			all := pattern(64 << 20) // more than TCP has room for
+			var n int
+			wrote := make(chan error, 1)
+			go func() {
+				var err error
+				n, err = a.Write(all)
+				wrote <- err
+			}()
+			testenv.Eventually(t, patience, func() error {
+				if a.Stats().TCPBytesSent == 0 {
+					return errors.New("it has not written")
+				}
+				return nil
+			})
+			if err := move(); err != nil {
+				t.Fatal(err)
+			}
+			ends := make(chan error, 1)
+			go func() { ends <- tt.end(a) }()
+			for what, c := range map[string]chan error{"the end": ends, "the Write": wrote} {
+				select {
+				case err := <-c:
+					if what == "the Write" && !errors.Is(err, tt.want) || what == "the end" && err != nil {
+						t.Errorf("%s: %v", what, err)
+					}
+				case <-time.After(patience):
+					t.Fatalf("%s waits", what)
+				}
+			}
+			wantBytes(t, <-received(t, b), all[:n])
+		})
+	}
+}
+
+// Close ahead of bytes that have come by TCP, and were not read, is a reset, though the peer has moved
+// behind them.
+func TestCloseAheadOfWhatCameBeforeTheMove(t *testing.T) {
+	a, b, move := onTCPPair(t, newconn.Config{})
+	if _, err := a.Write([]byte("unread")); err != nil {
+		t.Fatal(err)
+	}
+	if err := move(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, func() error { // a has moved, and b knows where
+		if a.Provider() == "tcp" || !strings.Contains(b.Debug(), "read by the SAN from byte 6 on") {
+			return errors.New(b.Debug())
+		}
+		return nil
+	})
+	b.Close()
+	a.SetReadDeadline(time.Now().Add(patience))
+	if n, err := a.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the peer reads %d bytes, %v", n, err)
 	}
 }

@@ -2,6 +2,7 @@ package sanconn_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -10,11 +11,13 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
 )
 
 // readByThisProcess is how many bytes its read system calls have brought; splice(2) brings none.
@@ -226,5 +229,25 @@ func TestProxyOfConnectionsThatMove(t *testing.T) {
 	}
 	if byTCP == 0 || byTCP == all {
 		t.Errorf("of %d bytes %d went by TCP", all, byTCP)
+	}
+}
+
+// A copy from a socket beside a loan, to a peer that has closed, is no whole one.
+func TestCopyBesideALoanBehindThePeersClose(t *testing.T) {
+	a, b := pipe(t, session.Limits{}, nil)
+	if _, err := a.Reserve(5); err != nil {
+		t.Fatal(err)
+	}
+	b.Close()
+	a.SetDeadline(time.Now().Add(patience))
+	if _, err := a.Peek(); err != io.EOF {
+		t.Fatalf("the peer's end: %v", err)
+	}
+	w, r := sockets(t)
+	if _, err := w.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if x := ended(t, goCopy(a, r)); !errors.Is(x.err, syscall.EPIPE) {
+		t.Errorf("%d bytes, %v", x.n, x.err)
 	}
 }

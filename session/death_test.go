@@ -294,6 +294,30 @@ func TestAnOfferOfAPartIsNotTheWhole(t *testing.T) {
 	})
 }
 
+// Each offer of a Write but the last one tells that the Write goes on.
+func TestOffersTellThatTheirWriteGoesOn(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		cfg := byRead
+		cfg.Limits.MaxExpose = 50_000
+		s, _, p := negotiated(t, cfg, session.Config{KeepAlive: -1})
+		w := goWrite(s, pattern(100_000)) // two, each behind 1 KiB that goes with it
+		for id := uint64(1); id <= 2; id++ {
+			m := p.recv()
+			if len(m) < header || m[0] != tOfferRead {
+				t.Fatalf("%x instead of an offer", m[:min(len(m), header)])
+			}
+			const more = 1
+			if goesOn := m[1]&more != 0; goesOn != (id == 1) {
+				t.Errorf("offer %d: the Write goes on: %v", id, goesOn)
+			}
+			p.send(tReadDone, 0, u64(id, descriptor(m[header+8:]).Len)...)
+		}
+		if x := within(t, w); x.n != 100_000 || x.err != nil {
+			t.Errorf("Write: %+v", x)
+		}
+	})
+}
+
 // A peer whose endpoint was closed in order, and its session was not, has cut its
 // stream.
 func TestAnEndpointClosedWithoutCloseIsACut(t *testing.T) {

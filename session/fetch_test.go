@@ -390,3 +390,23 @@ func TestACancelledOfferLeavesNothingBehind(t *testing.T) {
 		}
 	})
 }
+
+// Small offers that were read leave the budget as it was: the next ones are fetched ahead of any Read,
+// however many they are.
+func TestSmallOffersLeaveTheBudget(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		a, b, _, _ := pair(t, byRead, session.Config{Threshold: 2 << 10, ReceiveBudget: 16 << 10})
+		data := pattern(3000)
+		for i := range 100 {
+			if x := within(t, goWrite(a, data)); x.n != len(data) || x.err != nil { // and nobody reads
+				t.Fatalf("Write %d: %+v", i, x)
+			}
+			if !bytes.Equal(readFull(t, b, len(data)), data) {
+				t.Fatal("wrong bytes")
+			}
+		}
+		if n := a.Stats().OffersSent; n != 100 {
+			t.Errorf("%d were offered", n)
+		}
+	})
+}

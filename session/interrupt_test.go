@@ -234,6 +234,35 @@ func TestCancelIsBounded(t *testing.T) {
 	}
 }
 
+// Nor does a Read wait longer for a transfer of its own that does not end.
+func TestACancelledReadIsBounded(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, e, p := negotiated(t, byRead, session.Config{CancelTimeout: 3 * time.Second, KeepAlive: -1})
+		data, into := pattern(200_000), make([]byte, 200_000)
+		r := goRead(s, into)
+		pass(time.Second)
+		e.Hold(twin.HoldReads)
+		d, err := p.Expose(data, session.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
+		pass(time.Second)
+		began := time.Now()
+		s.InterruptRead(true)
+		x := within(t, r)
+		fill(into, usedRead)
+		if took := time.Since(began); x.err == nil || took < 2*time.Second || took > 4*time.Second {
+			t.Errorf("Read: %+v, %v after it was interrupted", x, took)
+		}
+		e.Hold(0)
+		pass(time.Minute)
+		if changed(into, usedRead) >= 0 {
+			t.Error("the slice was touched after Read returned")
+		}
+	})
+}
+
 // A Write that is stopped while the peer reads its bytes requests no inbox for the rest, which it does
 // not write.
 func TestAStoppedWriteRequestsNoInbox(t *testing.T) {

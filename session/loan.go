@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"syscall"
 )
 
 // Memory that is lent to the application instead of a buffer of its own: room of a message
@@ -49,7 +50,7 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 	}
 	w.endBorrow()
 	_, err = w.outcome(0, n, err)
-	return nil, err
+	return nil, cmp.Or(err, error(syscall.EPIPE)) // it is not unaware, as something is lent already
 }
 
 // reserveInVain lends memory whose bytes Commit throws away: the peer has closed, but this end

@@ -479,3 +479,48 @@ func TestTheFirstPartOfAnOfferIsLent(t *testing.T) {
 		}
 	})
 }
+
+// An exclusive loan waits for the end of any other one, and any other one for its end: no byte is lent
+// to both.
+func TestExclusiveLoansWait(t *testing.T) {
+	shared := func(s *session.Session) ([]byte, error) { return s.Peek() }
+	exclusive := func(s *session.Session) ([]byte, error) { return s.PeekExclusive(true) }
+	type peek func(*session.Session) ([]byte, error)
+	for name, tt := range map[string]struct{ first, second peek }{
+		"behind Peek": {shared, exclusive}, "before Peek": {exclusive, shared}, "both": {exclusive, exclusive},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				a, b, _, _ := pair(t, ring, session.Config{})
+				writeAll(t, a, []byte("one"), 3)
+				if got, err := tt.first(b); string(got) != "one" || err != nil {
+					t.Fatalf("%q, %v", got, err)
+				}
+				second := make(chan string, 1)
+				go func() {
+					got, err := tt.second(b)
+					if err != nil {
+						t.Error(err)
+					}
+					second <- string(got)
+				}()
+				pass(time.Second)
+				select {
+				case got := <-second:
+					t.Fatalf("%q is lent twice", got)
+				default:
+				}
+				if err := b.Discard(3); err != nil {
+					t.Fatal(err)
+				}
+				writeAll(t, a, []byte("two"), 3)
+				if got := <-second; got != "two" {
+					t.Errorf("%q is lent behind it", got)
+				}
+				if err := b.Discard(3); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}

@@ -701,3 +701,44 @@ func TestASmallLoanStaysBehindTheSendBuffer(t *testing.T) {
 		}
 	})
 }
+
+// A peer that has closed is sent nothing of what is committed then, and what was lent before stays lent: a
+// Reserve behind that fails, as it lends nothing.
+func TestReserveAndCommitBehindThePeersClose(t *testing.T) {
+	for name, cfg := range map[string]twin.Config{"messages": messages, "ring": ring} {
+		for lent, before := range map[string]bool{"lent before": true, "lent behind": false} {
+			t.Run(name+"/"+lent, func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					s, _, p := negotiated(t, cfg, session.Config{KeepAlive: -1})
+					reserve := func() []byte {
+						room, err := s.Reserve(100)
+						if len(room) == 0 || err != nil {
+							t.Fatalf("Reserve: %d bytes, %v", len(room), err)
+						}
+						return room
+					}
+					var room []byte
+					if before {
+						room = reserve()
+					}
+					p.send(tClose, 0)
+					pass(time.Second)
+					if !before {
+						room = reserve()
+					}
+					other, err := s.Reserve(100)
+					wantErr(t, "another Reserve", err, syscall.EPIPE)
+					if len(other) > 0 {
+						t.Error("it lends as well")
+					}
+					s.Commit(copy(room, pattern(100)))
+					for m := p.recv(); m != nil; m = p.recv() {
+						if m[0] == tData {
+							t.Error("the peer is sent bytes")
+						}
+					}
+				})
+			})
+		}
+	}
+}

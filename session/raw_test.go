@@ -224,6 +224,13 @@ func (p *raw) data(n int) (b []byte) {
 // to ask for first; its bytes come as messages.
 func (p *raw) open(s *session.Session, n int) *rawInbox {
 	p.t.Helper()
+	p.asked(s)
+	return p.give(n)
+}
+
+// asked has the session ask for an inbox.
+func (p *raw) asked(s *session.Session) {
+	p.t.Helper()
 	first := pattern(p.Limits().Inbox)
 	w := goWrite(s, first)
 	p.expect(tAskInbox)
@@ -233,6 +240,11 @@ func (p *raw) open(s *session.Session, n int) *rawInbox {
 	if r := within(p.t, w); r.n != len(first) || r.err != nil {
 		p.t.Fatalf("Write: %+v", r)
 	}
+}
+
+// give answers that.
+func (p *raw) give(n int) *rawInbox {
+	p.t.Helper()
 	in := &rawInbox{p: p, mem: make([]byte, n)}
 	d, err := p.Expose(in.mem, session.RemoteWrite)
 	if err != nil {

@@ -842,6 +842,64 @@ func TestEmptiedMayCrossLeaveInbox(t *testing.T) {
 	})
 }
 
+// Nothing of an inbox that was left counts for the next one: neither an Emptied that has crossed
+// LeaveInbox, nor what was read of it.
+func TestTheNextInboxBeginsEmpty(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, _, p := negotiated(t, buffered, session.Config{KeepAlive: -1})
+		in := p.open(s, 50_000)
+		writeAll(t, s, pattern(20_000), 20_000)
+		in.read(20_000)
+		in.emptied()
+		pass(5 * time.Second)
+		p.expect(tLeaveInbox)
+		p.asked(s)
+		in.emptied()
+		pass(time.Second)
+		next := p.give(50_000)
+		data := pattern(60_000)
+		w := goWrite(s, data)
+		got, _ := next.read(50_000)
+		if m := p.recv(); m != nil {
+			t.Errorf("a message of type %d, and the inbox is full", m[0])
+		}
+		next.emptied()
+		rest, _ := next.read(10_000)
+		if x := within(t, w); x.n != len(data) || x.err != nil || !bytes.Equal(append(got, rest...), data) {
+			t.Errorf("Write: %+v, or wrong bytes", x)
+		}
+	})
+}
+
+// A send buffer that cannot be registered is kept until all that it has is sent, also where others Write
+// behind that.
+func TestAnUnregisteredSendBufferIsSentFirst(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, writes, p := failing(t)
+		in := p.open(s, 30_000)
+		data := pattern(310_000)
+		writeAll(t, s, data[:300_000], 10_000) // most of which is more than there is credit for
+		writes.fail.Store(true)
+		got, _ := in.read(30_000)
+		in.emptied()
+		pass(time.Second)
+		w := goWrite(s, data[300_000:])
+		pass(time.Second)
+		for len(got) < len(data) {
+			switch m := p.recv(); {
+			case m == nil:
+				t.Fatalf("nothing behind %d bytes", len(got))
+			case m[0] == tData:
+				got = append(got, m[header:]...)
+				p.send(tCredit, 0)
+			}
+		}
+		if x := within(t, w); x.err != nil || !bytes.Equal(got, data) {
+			t.Errorf("Write: %+v, or wrong bytes", x)
+		}
+	})
+}
+
 // A stream that always has RDMA writes under way does not keep those that are over.
 func TestCompletedWritesAreForgotten(t *testing.T) {
 	const underWay, times = 30, 100_000

@@ -311,6 +311,23 @@ func TestAKeptMessageIsCheckedAgain(t *testing.T) {
 	}
 }
 
+// A Read that finds such a change fails also where the stream has ended behind the message: it neither
+// waits, nor returns the end.
+func TestAMessageThatChangesBeforeTheEndIsCheckedAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s, e, p := negotiated(t, ring, session.Config{})
+		p.send(tData, 0, pattern(100)...)
+		p.send(tShutdown, 0)
+		pass(time.Second)
+		e.Front()[0] = tPing
+		r := within(t, goRead(s, make([]byte, 1000)))
+		if r.n != 0 {
+			t.Errorf("Read %d bytes", r.n)
+		}
+		wantErr(t, "Read", r.err, syscall.ECONNRESET)
+	})
+}
+
 // A Fill of what was never written shows zeros, and not what other connections have
 // left in that memory.
 func TestAFillOfWhatWasNotWrittenShowsZeros(t *testing.T) {

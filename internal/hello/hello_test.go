@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/sanconn/san/internal/tcpid"
+	"github.com/sanconn/san/session"
 )
 
 // A dialer that does not know of the flag takes an answer with it for what it was before: the
@@ -40,6 +41,44 @@ func TestProposalThereAndBack(t *testing.T) {
 		}
 		if _, err := ParseProposal(b[:len(b)-1]); err == nil {
 			t.Error("one that is cut short is understood")
+		}
+		b[1] |= 0xfe
+		if got, err := ParseProposal(b); got != o || err != nil {
+			t.Errorf("with other flags: %+v, %v instead of %+v", got, err, o)
+		}
+		b[0]++
+		if _, err := ParseProposal(b); err == nil {
+			t.Error("one of another version is understood")
+		}
+	}
+}
+
+// Only an answer that says so moves the connection: one that is cut short, or whose code is not known,
+// does not.
+func TestNoOtherAnswerMoves(t *testing.T) {
+	whole := Answer{Code: Moves, Stamp: 7}.Encode()
+	for n := range whole {
+		if a, err := ParseAnswer(whole[:n]); err == nil {
+			t.Errorf("%d bytes are %+v", n, a)
+		}
+	}
+	reasons := map[Code]session.Reason{
+		Unknown: session.ReasonNoListener, Other: session.ReasonOwner,
+		Stays: session.ReasonStays, Refused: session.ReasonRefused,
+	}
+	for code := range 256 {
+		a, err := ParseAnswer([]byte{byte(code), 7, 0, answerUndecided}) // which is said of Unknown alone
+		if err != nil || a.Undecided != (a.Code == Unknown) {
+			t.Errorf("code %d: %+v, %v", code, a, err)
+		}
+		a.Undecided = false
+		want, known := reasons[a.Code]
+		if !known {
+			want = session.ReasonProtocol
+		}
+		var why *session.Unavailable
+		if err := a.Err(); a.Code == Moves && err != nil || a.Code != Moves && (!errors.As(err, &why) || why.Reason != want) {
+			t.Errorf("code %d: %v", code, err)
 		}
 	}
 }

@@ -35,3 +35,25 @@ func TestGuessesAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// The dialer counts wrong answers as the acceptor counts wrong challenges, and no right ones.
+func TestWrongAnswersCount(t *testing.T) {
+	var p Proof
+	const stamp = Stamp(0x12345678)
+	for range 2 * MostGuesses {
+		if !p.Confirm(stamp, 0x1234) || p.Guessed() {
+			t.Fatal("the right answer counts as a guess")
+		}
+	}
+	for n := range MostGuesses {
+		if p.Guessed() {
+			t.Errorf("after %d it takes no more", n)
+		}
+		if p.Confirm(stamp, 0x5678) {
+			t.Error("a wrong answer is taken for the acceptor's")
+		}
+	}
+	if !p.Guessed() {
+		t.Errorf("after %d wrong answers it takes another", MostGuesses)
+	}
+}
