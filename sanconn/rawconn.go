@@ -107,7 +107,7 @@ func (r *rawConn) Read(f func(fd uintptr) (done bool)) error {
 func (r *rawConn) readUncounted(f func(fd uintptr) (done bool)) (done bool, err error) {
 	c := r.c
 	if (handle{c}).Stays() {
-		return r.readTCP(f, true)
+		return r.readTCP(f, true, false)
 	}
 	waits, done, err := r.look(f)
 	if done || err != nil {
@@ -117,12 +117,15 @@ func (r *rawConn) readUncounted(f func(fd uintptr) (done bool)) (done bool, err 
 	if err := c.fd.have(c); err != nil {
 		return false, err
 	}
+	// In programs that cmd/san has built f is called at once, as it may read by syscall.Read: then it
+	// keeps the descriptor no longer than for that.
+	looked := waits && !undernet.Reads.Load()
 	for {
-		done, err := r.readTCP(f, waits)
+		done, err := r.readTCP(f, waits, looked)
 		if done || err != nil || r.counts.Load() {
 			return done, err
 		}
-		waits = true
+		waits, looked = true, false
 	}
 }
 
@@ -218,8 +221,9 @@ func (r *rawConn) showHeld(f func(fd uintptr) (done bool)) (done bool, err error
 	return false, nil
 }
 
-// readTCP is Read on TCP, once unless the function may wait, and does not read by syscall.Read.
-func (r *rawConn) readTCP(f func(fd uintptr) (done bool), waits bool) (done bool, err error) {
+// readTCP is Read on TCP, once unless the function may wait, and does not read by syscall.Read. looked: it
+// wants to wait already, where there is nothing.
+func (r *rawConn) readTCP(f func(fd uintptr) (done bool), waits, looked bool) (done bool, err error) {
 	c := r.c
 	c.in.lends.Lock()
 	defer c.in.lends.Unlock()
@@ -234,9 +238,10 @@ func (r *rawConn) readTCP(f func(fd uintptr) (done bool), waits bool) (done bool
 	l.plain = c.state.endOf(c.in.bytes.Load()) != endIsCut
 	c.mu.Unlock()
 	err = r.tcp().Read(func(fd uintptr) bool {
-		r.lend(fd)
-		if l.used {
-			return true
+		if !looked || !nothingIn(int(fd)) {
+			if r.lend(fd); l.used {
+				return true
+			}
 		}
 		c.mu.Lock()
 		if waits {

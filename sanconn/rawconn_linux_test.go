@@ -189,6 +189,44 @@ func TestRawReadWaits(t *testing.T) {
 	})
 }
 
+// One that reads nothing, and is done once there is something, is not done before.
+func TestRawReadWaitsForReadability(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		raw, err := b.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, written := range []bool{false, true} {
+			calls, wrote := 0, make(chan error, 1)
+			b.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+			if written {
+				b.SetReadDeadline(time.Now().Add(patience))
+			}
+			err := raw.Read(func(uintptr) bool {
+				if calls++; calls == 1 && written {
+					go func() {
+						_, err := a.Write([]byte("x"))
+						wrote <- err
+					}()
+				}
+				return calls > 1
+			})
+			switch {
+			case calls == 0:
+				t.Fatal(err)
+			case !written && !errors.Is(err, os.ErrDeadlineExceeded):
+				t.Errorf("readable, and nothing there: %v, %d calls", err, calls)
+			case written:
+				if err := errors.Join(err, <-wrote); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		wantRecv(t, b, 9, 0, "x", nil)
+	})
+}
+
 // One that waits ends as a Read does.
 func TestRawReadWaitsNoLonger(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
