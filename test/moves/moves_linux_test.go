@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,7 +23,9 @@ import (
 	"time"
 
 	"github.com/sanconn/san"
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/test/hwsim"
 )
 
 var (
@@ -38,6 +41,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	hwsim.Use() // where TestOnHwsim runs these tests
 	role, rest, _ := strings.Cut(os.Getenv(envRole), " ")
 	switch role {
 	case "server":
@@ -46,6 +50,14 @@ func TestMain(m *testing.M) {
 		os.Exit(dial(rest))
 	}
 	os.Exit(m.Run())
+}
+
+// carrier is what is to carry connections that have moved.
+func carrier() string {
+	if testenv.Device() == hwsim.Lane {
+		return "verbs"
+	}
+	return "shm"
 }
 
 // Two processes, and nothing happens to them.
@@ -64,7 +76,7 @@ func TestMoves(t *testing.T) {
 
 // hasMoved reports whether a connection of a process has, by its Stats.
 func hasMoved(out string) bool {
-	return strings.Contains(out, "Dialed:map[shm:") || strings.Contains(out, "Accepted:map[shm:")
+	return regexp.MustCompile(`(Dialed|Accepted):map\[[^]]*` + carrier() + `:[1-9]`).MatchString(out)
 }
 
 // One of them is killed at any moment of the other's work.
