@@ -9,8 +9,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A dialer that does not know of the flag takes an answer with it for what it was before: the
-// process does not have the connection yet.
+// An answer may lack the flags, and have others: the process does not have the connection yet.
 func TestUndecidedAnswer(t *testing.T) {
 	for _, a := range []Answer{{Code: Moves, Stamp: 7}, {Code: Unknown}, {Code: Unknown, Stamp: 7, Undecided: true}} {
 		b := a.Encode()
