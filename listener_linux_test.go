@@ -220,6 +220,7 @@ func TestListenerDeadline(t *testing.T) {
 	for _, policy := range []Policy{Prefer, Require, Never} {
 		t.Run(policy.String(), func(t *testing.T) {
 			l := mustListen(t, &ListenConfig{Policy: policy}, "tcp", "127.0.0.1:0")
+			late := time.AfterFunc(testTimeout, func() { l.Close() })
 			want := plainListen(t, "127.0.0.1:0")
 			for _, at := range []time.Duration{-time.Hour, time.Millisecond} {
 				l.SetDeadline(time.Now().Add(at))
@@ -235,6 +236,7 @@ func TestListenerDeadline(t *testing.T) {
 			time.AfterFunc(10*time.Millisecond, func() { l.SetDeadline(time.Unix(1, 0)) }) // while Accept waits
 			_, err := l.Accept()
 			wantOpError(t, err, "accept", os.ErrDeadlineExceeded)
+			late.Stop()
 			l.SetDeadline(time.Time{})
 			mustDial(t, &Dialer{Policy: policy}, l.Addr().String())
 			mustAccept(t, l)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/shm"
+	"github.com/sanconn/san/session"
 )
 
 // Another user takes names like those under which a process is found, as many as it can, before and
@@ -31,6 +32,10 @@ func TestSquatter(t *testing.T) {
 			squat()
 			l := mustAdopt(t, &ListenConfig{Policy: Require, Providers: []string{shm.Name}}, tcp)
 			squat()
+			at := uint16(tcp.Addr().(*net.TCPAddr).Port)
+			if names, err := shm.Names(t.Context(), at, nobody, shm.Config{}); err != nil || len(names) < 1000 {
+				t.Fatalf("%d of its names count as such: %v", len(names), err)
+			}
 			go reply(l, 1)
 			for range 3 {
 				if by, err := exchange(&Dialer{Policy: Require}, tcp.Addr().String()); err != nil || by.name != 1 || by.provider != shm.Name {
@@ -50,7 +55,7 @@ func init() { roles["squat"] = roleSquat }
 func roleSquat(lane) error {
 	names, _ := strconv.Atoi(os.Getenv(envBytes))
 	for n := range names {
-		name := fmt.Sprintf("@san-shm/8/%s/%016x", os.Getenv(envAddr), rand.Uint64())
+		name := fmt.Sprintf("@san-shm/%d/%s/%016x", session.Version, os.Getenv(envAddr), rand.Uint64())
 		if n%100 == 0 { // some are none of ours
 			// With the process's number: what is left of two squatters' may be the same.
 			name = fmt.Sprint(name[:len(name)-rand.IntN(16)], os.Getpid(), strings.Repeat("\x00", 1+n/50))

@@ -75,8 +75,7 @@ type Answer struct {
 	Code  Code
 	Stamp uint16 // the other half, of a stamped proposal
 
-	// Undecided, of Unknown: the process has the connection, and does not know yet. Older
-	// dialers do not look at it, and ask again.
+	// Undecided, of Unknown: the process has the connection, and does not know yet.
 	Undecided bool
 }
 
