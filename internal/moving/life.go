@@ -24,7 +24,7 @@ type Life struct {
 
 	dialed bool                 // by this process; else it was accepted
 	over   bool                 // it is closed: a move that ends only now is not counted as open; guarded by mu
-	tries  atomic.Int32         // moves that failed, but for those for urgent data
+	tries  atomic.Int32         // moves that failed since the last that did not, but for those for urgent data
 	own    *session.Unavailable // why the last move that this end has tried failed; nil: none did
 	proof  tcpid.Proof
 

@@ -112,6 +112,7 @@ func (p *Plan) moveLater(h newconn.Handle, atOnce, urgent bool) {
 	l := lifeOf(h)
 	p.inTurn(context.Background(), h, atOnce, func(why *session.Unavailable) {
 		if why == nil {
+			l.tries.Store(0)
 			return
 		}
 		if h.Shut() { // so nothing has been found out of its other end, which may have gone

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/reason"
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
@@ -48,6 +50,44 @@ func TestWhichProvidersAreTried(t *testing.T) {
 		why := (&Plan{Choice: Choice{Providers: []Provider{a, b}}}).move(t.Context(), h)
 		if b.tried != tt.next || (why == nil) != (tt.why == session.ReasonNone) || why != nil && reason.Of(why).Reason != tt.why {
 			t.Errorf("%v, and %v: the second is tried: %v, %v", tt.first, tt.second, b.tried, why)
+		}
+	}
+}
+
+// counting is a handle that tells for how much use a connection is to be tried again.
+type counting struct {
+	newconn.Handle
+	use chan int64
+}
+
+func (c counting) CallUse(bytes int64) { c.use <- bytes }
+
+// Each move that fails is tried again after more use than the one before; one that does not begins anew,
+// as a connection may come back.
+func TestAMoveThatFailsIsTriedAgainLater(t *testing.T) {
+	_, _, h, _ := stampedPair(t)
+	f := &failing{}
+	p := &Plan{Choice: Choice{Providers: []Provider{f}, Settings: Settings{Attempt: time.Minute}}}
+	c := counting{h, make(chan int64, 1)}
+	for i, want := range []int64{4, 16, 0, 4} {
+		f.err = nil
+		if want > 0 {
+			f.err = &session.Unavailable{Reason: session.ReasonTimeout, Err: errors.New("so it is")}
+		}
+		p.moveLater(c, false, false)
+		testenv.Eventually(t, time.Minute, func() error {
+			if running, waiting, ok := Queue.Counts(); running+waiting > 0 || !ok {
+				return errors.New("it is under way")
+			}
+			return nil
+		})
+		got := int64(0)
+		select {
+		case got = <-c.use:
+		default:
+		}
+		if got != want*FirstUse {
+			t.Errorf("move %d: tried again after %d, want %d", i, got, want*FirstUse)
 		}
 	}
 }
