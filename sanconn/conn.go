@@ -51,7 +51,7 @@ type Conn struct {
 	session *session.Session          // committed to, or nil
 	judge   func(answer []byte) error // of a proposal
 	refused error                     // why the last one came to nothing
-	inVain  error                     // why the last way back to TCP was; nil: none was in vain
+	inVain  error                     // why the way back to TCP was, behind which there is no other; nil: none was
 	changed chan struct{}             // closed at the next change of state; nil: nobody waits for one
 	keep    session.KeepAlive         // what the program has set
 	past    *past                     // what is left of other sessions; nil: nothing

@@ -88,7 +88,7 @@ func (in *incoming) turnLocked(c *Conn) bool {
 		if c.state.in.shut {
 			s.StopRead()
 		} else {
-			s.GiveBackRead() // a way back in vain may have taken it
+			s.GiveBackRead(c.state.both) // a way back in vain may have taken it
 		}
 		in.san.Store(s)
 		c.changedLocked() // for Moved

@@ -35,7 +35,7 @@ type handover struct {
 	pinned  bool // the program uses TCP's descriptor: no commit any more
 	over    bool // on the SAN, and leaving: the session has ended
 	asked   bool // leaving: this end's application wants that
-	both    bool // leaving: the peer leaves as well, behind so many bytes of the session: until
+	both    bool // leaving, or behind that in vain: the peer leaves as well, behind so many bytes of the session: until
 	hasLeft bool // on TCP, and flushing: the last session, which has ended in no other way
 
 	// lost: a session has ended before the peer's direction has moved, after this end's

@@ -31,6 +31,7 @@ var answerTime = 100 * time.Millisecond
 
 var (
 	errStarved = &session.Unavailable{Reason: session.ReasonResources, Err: errors.New("a Write waited for memory that other connections have used up")}
+	errNotBack = fmt.Errorf("the SAN connection ended on the way back to TCP: %w", syscall.ECONNRESET)
 	errStays   = fmt.Errorf("the peer does not leave the SAN: %w", syscall.ETIMEDOUT)
 	errUnread  = errors.New("bytes that came by the SAN have not been read, and the descriptor cannot have them")
 	errTooFew  = errors.New("fewer bytes are left on the session than the peer has said")
@@ -48,7 +49,9 @@ func (c *Conn) backLocked() error {
 		case leaving:
 			c.state.asked = true
 		case onSAN:
-			c.leaveLocked(true, nil)
+			if err := c.leaveLocked(true, nil); err != nil {
+				return err
+			}
 		}
 		if !c.awaitLocked(end) {
 			return errStays
@@ -62,10 +65,12 @@ func (c *Conn) backLocked() error {
 
 // leaveLocked begins to leave the session. why: unless it is a wish of either program. mu is held.
 func (c *Conn) leaveLocked(asked bool, why error) error {
+	if c.inVain != nil { // the session has ended, and is not taken from those again that are to find how
+		return errNotBack
+	}
 	if err := c.state.leave(asked); err != nil {
 		return err
 	}
-	c.inVain = nil
 	c.steppedLocked()
 	go c.leave(c.session, why) // it ends with the session, which Close ends
 	return nil
@@ -127,9 +132,6 @@ func (c *Conn) leave(s *session.Session, why error) {
 	c.in.op.Lock()
 	c.out.op.Lock()
 	c.mu.Lock()
-	if r := c.in.rest; r != nil { // of an earlier way back, which was in vain
-		t.unread = append(r.bytes, t.unread...)
-	}
 	if len(t.unread) > 0 {
 		c.in.rest = &rest{t.unread, c.state.in.at}
 	}

@@ -100,6 +100,7 @@ func (e *engine) noteLocked(m []byte) {
 	if !rx.dropControl(wire.TypeNote, err) {
 		return
 	}
+	rx.open = rx.end == notYet
 	if e.cfg.OnNote == nil || rx.end >= byClose || !e.queueNote(note) {
 		rx.do.violation("a note of %d bytes, out of place", len(note))
 	}

@@ -335,38 +335,39 @@ func TestTakenOperations(t *testing.T) {
 		a.InterruptWrite(false)
 		b.InterruptRead(false)
 		a.GiveBackWrite()
-		b.GiveBackRead()
+		b.GiveBackRead(true)
 		writeAll(t, a, []byte("application"), 11)
 		readFull(t, b, 11)
 	})
 }
 
-// What ends the stream while Read is taken ends it for the taker alone: the program had more to say.
+// What ends the stream behind the note by which the peer's taker leaves ends it for the taker alone: the
+// program had more to say.
 func TestAnEndForTheTaker(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
+		scfg := session.Config{OnNote: func([]byte) {}}
 		for _, before := range []bool{false, true} {
-			a, b, _, _ := pair(t, cfg, session.Config{})
-			end := func() {
-				a.CloseWrite()
-				pass(time.Second)
-			}
-			if before {
-				end()
-				if n, err := b.Read(make([]byte, 1)); n != 0 || err != io.EOF {
-					t.Errorf("the end: %d, %v", n, err)
-				}
-			}
+			a, b, _, _ := pair(t, cfg, scfg)
+			sendNote(t, a, "begin")
 			b.TakeRead()
-			if !before {
-				end()
+			if before {
+				a.CloseWrite()
 			}
+			sendNote(t, a, "leave")
+			a.CloseWrite()
+			pass(time.Second)
 			if n, err := b.ReadTaken(make([]byte, 1), nil); n != 0 || err != io.EOF {
 				t.Errorf("ReadTaken: %d, %v", n, err)
 			}
-			b.GiveBackRead()
-			n, err := b.Read(make([]byte, 1))
-			if before && err != io.EOF || !before && !errors.Is(err, syscall.ECONNRESET) || n != 0 {
-				t.Errorf("ended before: %v: %d, %v", before, n, err)
+			for _, cut := range []bool{false, true} { // false: the note was another one
+				b.GiveBackRead(cut)
+				want := io.EOF
+				if cut && !before {
+					want = syscall.ECONNRESET
+				}
+				if n, err := b.Read(make([]byte, 1)); n != 0 || !errors.Is(err, want) {
+					t.Errorf("ended before: %v: %d, %v", before, n, err)
+				}
 			}
 			a.Abort()
 			b.Abort()

@@ -201,7 +201,7 @@ func (r *reading) findEndLocked() error {
 	}
 	switch {
 	case pending:
-	case rx.end == byAbort, rx.end != notYet && rx.open && r.rd.state.Load()&stTaken == 0:
+	case rx.end == byAbort, rx.end != notYet && rx.open && rx.byTaker:
 		return errReset
 	case rx.end != notYet:
 		return io.EOF

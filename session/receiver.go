@@ -19,10 +19,12 @@ type receiver struct {
 	ev    Event
 	phase phase
 	end   ending
-	open  bool // TakeRead found no end: one since is a cut to the program, see GiveBackRead
 	gone  bool // this end has closed: what comes is dropped, with FlagGone to the peer
 	loan  loan
 	cut   bool // the last message with payload was not the end of its Write
+
+	open    bool // the last note came before the end of the stream
+	byTaker bool // … which is a cut then to the program: see GiveBackRead
 
 	kept  int   // messages in the endpoint's queue
 	front front // the oldest of them

@@ -21,7 +21,6 @@ func (r *reading) TakeRead() {
 	defer r.rd.asTaker()()
 	r.attempt(&r.rd, func(bool) Events {
 		r.lockRx()
-		r.rx.open = r.rx.end == notYet
 		lent := r.rx.loan != noLoan
 		r.unlockRx()
 		if !lent || r.rd.state.Load()&stClosed != 0 {
@@ -49,9 +48,14 @@ func (w *writing) TakeWrite() (cut bool) {
 	return cut
 }
 
-// GiveBackRead ends TakeRead. A stream that had not ended before then ends by a reset: a Shutdown since is
-// the taker's, and what the program has to say goes on elsewhere.
-func (r *reading) GiveBackRead() { r.rd.state.And(^uint32(stTaken)) }
+// GiveBackRead ends TakeRead. cut: a stream that ends behind the peer's last note ends by a reset, as that is
+// its taker's Shutdown, and what its program has to say goes on elsewhere.
+func (r *reading) GiveBackRead(cut bool) {
+	r.lockRx()
+	r.rx.byTaker = cut
+	r.unlockRx()
+	r.rd.state.And(^uint32(stTaken))
+}
 
 // GiveBackWrite ends TakeWrite.
 func (w *writing) GiveBackWrite() { w.wr.state.And(^uint32(stTaken)) }
