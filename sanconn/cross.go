@@ -8,10 +8,7 @@ import (
 // crossLocked moves the direction, and writes what is left of a Write by the session; nil: there is
 // none. No other Write goes to the session before that is done: their bytes would be mixed. op is held.
 func (o *outgoing) crossLocked(c *Conn, s *session.Session, w *writer) (err error) {
-	if w != nil && w.n > 0 {
-		s.InWrite() // before the begin: from then on a death counts at the session
-	}
-	o.beginLocked(c, s)
+	o.beginLocked(c, s, w != nil && w.n > 0)
 	if w != nil {
 		// Close and CloseWrite wait for op if they came before the begin, and end the session's
 		// Writes themselves if they come behind it.
@@ -35,13 +32,16 @@ func (o *outgoing) crossLocked(c *Conn, s *session.Session, w *writer) (err erro
 	return err
 }
 
-// beginLocked tells the peer that this direction moves here, unless that has been done. op is
-// held.
-func (o *outgoing) beginLocked(c *Conn, s *session.Session) {
+// beginLocked tells the peer that this direction moves here, unless that has been done. inWrite: within
+// the Write that goes on there; others that were cut are known. op is held.
+func (o *outgoing) beginLocked(c *Conn, s *session.Session, inWrite bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.state.out.begun {
 		return
+	}
+	if inWrite || o.cut > 0 {
+		s.InWrite() // before the begin: from then on a death counts at the session
 	}
 	at := o.written.Load()
 	c.state.begin(at)

@@ -793,7 +793,6 @@ func (x *explorer) deliver(m *model, i, s int) bool {
 func (x *explorer) leaves(m *model, i int, asked bool) {
 	e := &m.ends[i]
 	e.h.leave(asked)
-	e.inVain = false
 	m.crosses(i)
 	if x.mutant != takesReaderLate {
 		e.turned = false
@@ -858,8 +857,8 @@ func (x *explorer) have(m *model, i int) bool {
 			e.elsewhere = true
 		}
 	case onSAN:
-		if e.inVain {
-			e.fd, e.inVain = unused, false
+		if e.inVain { // there is no other
+			e.fd = unused
 			return true
 		}
 		x.leaves(m, i, true)

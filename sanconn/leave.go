@@ -171,7 +171,7 @@ func (c *Conn) exchange(s *session.Session) (t taken, err error) {
 	c.out.deadline.hold(c.tcp)
 	c.mu.Unlock()
 	c.out.op.Lock()
-	c.out.beginLocked(c, s)
+	c.out.beginLocked(c, s, false)
 	if !c.closed.Load() { // else TakeWrite may not have waited for what is lent, which comes back by it
 		c.out.san.Store(nil)
 	}

@@ -204,6 +204,46 @@ func TestALongWriteMovesInItsMiddle(t *testing.T) {
 	}
 }
 
+// … also where it has not got to the session, as either end leaves that again: its begin cuts the stream.
+func TestALongWriteThatDoesNotMoveInItsMiddle(t *testing.T) {
+	for name, leaver := range map[string]int{"this end leaves": 0, "the other one leaves": 1} {
+		t.Run(name, func(t *testing.T) {
+			a, b, _ := onTCPPair(t, newconn.Config{})
+			all := pattern(24 << 20) // more than TCP has room for
+			done := make(chan error, 1)
+			go func() {
+				_, err := a.Write(all)
+				a.CloseWrite()
+				done <- err
+			}()
+			testenv.Eventually(t, patience, func() error {
+				if a.Stats().TCPBytesSent == 0 {
+					return errors.New("it has not written")
+				}
+				return nil
+			})
+			var text bytes.Buffer
+			lines := trace.New(&text)
+			ea, eb := twin.Pair(twin.Config{})
+			if err := movePair(t.Context(), a, b, ea, eb, sessions{Dialer: session.Config{Trace: lines}}); err != nil {
+				t.Fatal(err)
+			}
+			if err := sanconn.LeaveSAN([]*sanconn.Conn{a, b}[leaver]); err != nil {
+				t.Fatal(err)
+			}
+			got := <-received(t, b)
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			lines.Flush(patience)
+			if !regexp.MustCompile(` > Data len=8 .* more\n.* > Note len=17 `).MatchString(text.String()) {
+				t.Errorf("the stream is not cut ahead of the begin:\n%.2000s", text.String())
+			}
+			wantBytes(t, got, all)
+		})
+	}
+}
+
 // An end whose program has had the descriptor does not move before its own Read or Write has been
 // used: an event loop may have it.
 func TestAClaimedDescriptor(t *testing.T) {
