@@ -193,6 +193,7 @@ func roleDefault(l lane) error {
 // What is counted of a connection that moves, goes back, and ends.
 func TestStatsOfAMove(t *testing.T) {
 	f := useFake(t)
+	waitFor(t, "the attempts of other tests' connections to end", func() bool { return !isTrying() })
 	before := Stats()
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 	c := mustDial(t, unhurried(), l.Addr().String())
