@@ -2,6 +2,7 @@ package moves
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -342,6 +343,14 @@ type end struct {
 
 const frames = 1000
 
+// row is as many bytes as one Read takes, and more, each of which tells its position.
+var row = func() (row [1<<17 + 256]byte) {
+	for i := range row {
+		row[i] = byte(i)
+	}
+	return row
+}()
+
 func (e *end) write() {
 	r := e.rnd[0]
 	at, most, files := 0, 18, 2000 // one frame in so many is written behind a File
@@ -354,8 +363,8 @@ func (e *end) write() {
 	for range frames {
 		b := make([]byte, 4+r.IntN(1<<r.IntN(most)))
 		binary.LittleEndian.PutUint32(b, uint32(len(b)-4))
-		for i := 4; i < len(b); i++ {
-			b[i] = byte(at + i)
+		for i := 4; i < len(b); {
+			i += copy(b[i:], row[(at+i)%256:])
 		}
 		at += len(b)
 		switch k := r.IntN(2000); {
@@ -401,20 +410,21 @@ func (e *end) read() {
 	for {
 		e.conn.SetReadDeadline(time.Now().Add(patient))
 		n, err := e.conn.Read(b[:1+r.IntN(1<<r.IntN(17))])
-		for _, c := range b[:n] {
+		for p := b[:n]; len(p) > 0; {
 			if want == 0 {
-				if header = append(header, c); len(header) == 4 {
+				if header = append(header, p[0]); len(header) == 4 {
 					want, header = int(binary.LittleEndian.Uint32(header)), header[:0]
 					at += 4
 				}
+				p = p[1:]
 				continue
 			}
-			if c != byte(at) {
-				e.errorf("%d: byte %d is %#x, want %#x, in a frame with %d bytes to come, by %v", e.n, at, c, byte(at), want, san.InfoOf(e.conn))
+			k := min(want, len(p))
+			if !bytes.Equal(p[:k], row[at%256:][:k]) {
+				e.errorf("%d: of %d bytes from %d on these came: %.40x, in a frame with %d bytes to come, by %v", e.n, k, at, p[:k], want, san.InfoOf(e.conn))
 				return
 			}
-			at++
-			want--
+			at, want, p = at+k, want-k, p[k:]
 		}
 		if err == nil {
 			continue
