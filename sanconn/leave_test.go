@@ -4,7 +4,6 @@ package sanconn_test
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -749,38 +748,20 @@ func takeLate(t *testing.T, c *sanconn.Conn, ep session.Endpoint, late <-chan st
 // keeps returns a connection that has come back, with bytes that are to come by TCP from b, and others,
 // behind these, that it keeps.
 func keeps(t *testing.T, late, kept string) (a, b *sanconn.Conn) {
-	a, b, err := newPair(newconn.Config{}, newconn.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	closeAtEnd(t, a, b)
-	ea, eb := twin.Pair(twin.Config{})
-	at := func(kind byte, at uint64) []byte { return binary.LittleEndian.AppendUint64([]byte{kind}, at) }
-	var peer *session.Session
-	peer = session.New(eb, session.Config{Accepting: true, OnNote: func(note []byte) {
-		switch {
-		case len(note) == 0: // the end
-		case note[0] == newconn.NoteProposal:
-			peer.SendNote([]byte{newconn.NoteAnswer, 1})
-			peer.SendNote(at(newconn.NoteBegin, uint64(len(late))))
-			go func() {
-				peer.Write([]byte(kept))
-				peer.SendNote(at(newconn.NoteLeave, uint64(len(kept))))
-				peer.Close()
-			}()
-		}
-	}})
-	go peer.Negotiate(t.Context())
-	if err := connpair.Propose(t.Context(), a, ea, session.Config{}, nil); err != nil {
-		t.Fatal(err)
-	}
+	p := movedByHand(t, session.Limits{}, uint64(len(late)), func(p *byHand) {
+		go func() {
+			p.Write([]byte(kept))
+			p.SendNote(noteAt(newconn.NoteLeave, uint64(len(kept))))
+			p.Close()
+		}()
+	}, nil)
 	testenv.Eventually(t, patience, func() error {
-		if !sanconn.Keeps(a) {
+		if !sanconn.Keeps(p.a) {
 			return errors.New("it has not come back")
 		}
 		return nil
 	})
-	return a, b
+	return p.a, p.b
 }
 
 // A Read that waits for TCP's last bytes, behind which others are kept, does not have a descriptor
@@ -988,37 +969,20 @@ func TestAPeerThatDiesOnTheWayBack(t *testing.T) {
 		"window":      {session.Limits{Window: 32}, false, syscall.ECONNRESET}, // what is under way is lost
 		"ring, ended": {session.Limits{}, true, nil},
 	} {
-		a, b, err := newPair(newconn.Config{}, newconn.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		closeAtEnd(t, a, b)
-		ea, eb := twin.Pair(twin.Config{Limits: tt.limits})
-		at := func(kind byte, at uint64) []byte { return binary.LittleEndian.AppendUint64([]byte{kind}, at) }
-		var peer *session.Session
-		peer = session.New(eb, session.Config{Accepting: true, OnNote: func(note []byte) {
-			switch {
-			case len(note) == 0: // the end
-			case note[0] == newconn.NoteProposal:
-				peer.SendNote([]byte{newconn.NoteAnswer, 1})
-				peer.SendNote(at(newconn.NoteBegin, 0))
-				peer.Write([]byte("half of it"))
-			case note[0] == newconn.NoteLeave:
-				ea.Hold(twin.HoldMessages) // until it is dead: this end cannot be faster
-				if tt.ended {
-					peer.CloseWrite()
-				}
-				peer.SendNote(at(newconn.NoteLeave, 10))
-				peer.CloseWrite()
-				eb.Kill()
-				b.Close()
-				ea.Hold(0)
+		p := movedByHand(t, tt.limits, 0, func(p *byHand) {
+			p.Write([]byte("half of it"))
+		}, func(p *byHand) {
+			p.ea.Hold(twin.HoldMessages) // until it is dead: this end cannot be faster
+			if tt.ended {
+				p.CloseWrite()
 			}
-		}})
-		go peer.Negotiate(t.Context())
-		if err := connpair.Propose(t.Context(), a, ea, session.Config{}, nil); err != nil {
-			t.Fatal(err)
-		}
+			p.SendNote(noteAt(newconn.NoteLeave, 10))
+			p.CloseWrite()
+			p.eb.Kill()
+			p.b.Close()
+			p.ea.Hold(0)
+		})
+		a := p.a
 		a.SetDeadline(time.Now().Add(patience))
 		if _, err := io.ReadFull(a, make([]byte, 4)); err != nil {
 			t.Error(err)
@@ -1031,7 +995,7 @@ func TestAPeerThatDiesOnTheWayBack(t *testing.T) {
 		if got, err := io.ReadAll(a); string(got) != " of it" && tt.limits.Ring() || !errors.Is(err, tt.want) {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}
-		peer.Abort()
+		p.Abort()
 	}
 }
 
@@ -1048,78 +1012,40 @@ func TestAPeerThatLeavesTooMuch(t *testing.T) {
 		"unread, not by ring": {limits: session.Limits{Window: 32}, left: 20 << 20, comes: 20 << 20, most: 9 << 20},
 		"returned":            {left: 0, comes: 2}, // of the other one, which has had a byte
 	} {
-		a, b, err := newPair(newconn.Config{}, newconn.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		closeAtEnd(t, a, b)
-		ea, eb := twin.Pair(twin.Config{Limits: tt.limits})
-		at := func(kind byte, at uint64) []byte { return binary.LittleEndian.AppendUint64([]byte{kind}, at) }
-		var peer *session.Session
-		peer = session.New(eb, session.Config{Accepting: true, OnNote: func(note []byte) {
-			switch {
-			case len(note) == 0: // the end
-			case note[0] == newconn.NoteProposal:
-				peer.SendNote([]byte{newconn.NoteAnswer, 1})
-				peer.SendNote(at(newconn.NoteBegin, 0))
-				go func() {
-					peer.Read(make([]byte, 1))
-					peer.SendNote(at(newconn.NoteLeave, tt.left))
-				}()
-			case note[0] == newconn.NoteLeave:
-				go peer.Write(make([]byte, tt.comes))
-			}
-		}})
-		go peer.Negotiate(t.Context())
-		if err := connpair.Propose(t.Context(), a, ea, session.Config{}, nil); err != nil {
-			t.Fatal(err)
-		}
+		p := movedByHand(t, tt.limits, 0, func(p *byHand) {
+			go func() {
+				p.Read(make([]byte, 1))
+				p.SendNote(noteAt(newconn.NoteLeave, tt.left))
+			}()
+		}, func(p *byHand) { go p.Write(make([]byte, tt.comes)) })
+		a := p.a
 		a.SetDeadline(time.Now().Add(patience))
 		a.Write([]byte("1"))
 		if got, err := io.ReadAll(a); !errors.Is(err, syscall.ECONNRESET) || len(got) > tt.most {
 			t.Errorf("%s: read %d bytes, %v", name, len(got), err)
 		}
-		peer.Abort()
+		p.Abort()
 	}
 }
 
 // Nor does one return, of what comes before it has answered, bytes that it has never been sent.
 func TestAPeerThatReturnsWhatItWasNotSent(t *testing.T) {
 	defer sanconn.SetAnswerTime(0)()
-	a, b, err := newPair(newconn.Config{}, newconn.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	closeAtEnd(t, a, b)
-	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
-	at := func(kind byte) []byte { return binary.LittleEndian.AppendUint64([]byte{kind}, 0) }
-	var peer *session.Session
-	peer = session.New(eb, session.Config{Accepting: true, OnNote: func(note []byte) {
-		switch {
-		case len(note) == 0: // the end
-		case note[0] == newconn.NoteProposal:
-			peer.SendNote([]byte{newconn.NoteAnswer, 1})
-			peer.SendNote(at(newconn.NoteBegin))
-		case note[0] == newconn.NoteLeave:
-			peer.Write(make([]byte, 2))
-			if err := testenv.Await(patience, func() error {
-				if n := a.Stats().BytesReceived; n < 2 {
-					return fmt.Errorf("%d bytes have been read", n)
-				}
-				return nil
-			}); err != nil {
-				t.Error(err)
+	p := movedByHand(t, session.Limits{Window: 32}, 0, nil, func(p *byHand) {
+		p.Write(make([]byte, 2))
+		if err := testenv.Await(patience, func() error {
+			if n := p.a.Stats().BytesReceived; n < 2 {
+				return fmt.Errorf("%d bytes have been read", n)
 			}
-			peer.SendNote(at(newconn.NoteLeave))
-			peer.CloseWrite()
-			peer.Close()
+			return nil
+		}); err != nil {
+			t.Error(err)
 		}
-	}})
-	go peer.Negotiate(t.Context())
-	if err := connpair.Propose(t.Context(), a, ea, session.Config{}, nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := sanconn.LeaveSAN(a); !errors.Is(err, syscall.ECONNRESET) {
+		p.SendNote(noteAt(newconn.NoteLeave, 0))
+		p.CloseWrite()
+		p.Close()
+	})
+	if err := sanconn.LeaveSAN(p.a); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("it leaves: %v", err)
 	}
 }

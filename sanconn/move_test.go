@@ -3,7 +3,6 @@ package sanconn_test
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -153,6 +152,25 @@ func TestOthersWaitForCommitAcrossAMove(t *testing.T) {
 	}
 }
 
+// moveWithinAWrite moves a connection in the middle of a Write of a's. wantCut checks that the stream counted
+// as cut ahead of its begin, should this process end there.
+func moveWithinAWrite(t *testing.T, a, b *sanconn.Conn) (wantCut func()) {
+	t.Helper()
+	var text bytes.Buffer
+	lines := trace.New(&text)
+	ea, eb := twin.Pair(twin.Config{})
+	if err := movePair(t.Context(), a, b, ea, eb, sessions{Dialer: session.Config{Trace: lines}}); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		lines.Flush(patience)
+		if !regexp.MustCompile(` > Data len=8 .* more\n.* > Note len=17 `).MatchString(text.String()) {
+			t.Errorf("the stream is not cut ahead of the begin:\n%.2000s", text.String())
+		}
+	}
+}
+
 // A Write of many bytes that waits in TCP goes on by the session, whatever it is written by.
 func TestALongWriteMovesInItsMiddle(t *testing.T) {
 	all := pattern(64 << 20)
@@ -179,21 +197,12 @@ func TestALongWriteMovesInItsMiddle(t *testing.T) {
 			if _, err := b.Read(head[:]); err != nil {
 				t.Fatal(err)
 			}
-			var text bytes.Buffer
-			lines := trace.New(&text)
-			ea, eb := twin.Pair(twin.Config{})
-			if err := movePair(t.Context(), a, b, ea, eb, sessions{Dialer: session.Config{Trace: lines}}); err != nil {
-				t.Fatal(err)
-			}
+			wantCut := moveWithinAWrite(t, a, b)
 			got := <-received(t, b)
 			if err := <-done; err != nil {
 				t.Error(err)
 			}
-			// Should this process end behind the begin, the stream is cut.
-			lines.Flush(patience)
-			if !regexp.MustCompile(` > Data len=8 .* more\n.* > Note len=17 `).MatchString(text.String()) {
-				t.Errorf("the stream is not cut ahead of the begin:\n%.2000s", text.String())
-			}
+			wantCut()
 			if !bytes.Equal(append(head[:], got...), all) {
 				t.Errorf("%d bytes came, and not those that were written", 1+len(got))
 			}
@@ -204,7 +213,7 @@ func TestALongWriteMovesInItsMiddle(t *testing.T) {
 	}
 }
 
-// … also where it has not got to the session, as either end leaves that again: its begin cuts the stream.
+// Where either end leaves the session before such a Write has got there, it goes on by TCP.
 func TestALongWriteThatDoesNotMoveInItsMiddle(t *testing.T) {
 	for name, leaver := range map[string]int{"this end leaves": 0, "the other one leaves": 1} {
 		t.Run(name, func(t *testing.T) {
@@ -222,12 +231,7 @@ func TestALongWriteThatDoesNotMoveInItsMiddle(t *testing.T) {
 				}
 				return nil
 			})
-			var text bytes.Buffer
-			lines := trace.New(&text)
-			ea, eb := twin.Pair(twin.Config{})
-			if err := movePair(t.Context(), a, b, ea, eb, sessions{Dialer: session.Config{Trace: lines}}); err != nil {
-				t.Fatal(err)
-			}
+			wantCut := moveWithinAWrite(t, a, b)
 			if err := sanconn.LeaveSAN([]*sanconn.Conn{a, b}[leaver]); err != nil {
 				t.Fatal(err)
 			}
@@ -235,10 +239,7 @@ func TestALongWriteThatDoesNotMoveInItsMiddle(t *testing.T) {
 			if err := <-done; err != nil {
 				t.Error(err)
 			}
-			lines.Flush(patience)
-			if !regexp.MustCompile(` > Data len=8 .* more\n.* > Note len=17 `).MatchString(text.String()) {
-				t.Errorf("the stream is not cut ahead of the begin:\n%.2000s", text.String())
-			}
+			wantCut()
 			wantBytes(t, got, all)
 		})
 	}
@@ -380,7 +381,7 @@ func TestCloseReadAheadOfAMove(t *testing.T) {
 	if err := a.CloseRead(); err != nil {
 		t.Fatal(err)
 	}
-	peer.SendNote(binary.LittleEndian.AppendUint64([]byte{newconn.NoteBegin}, 0))
+	peer.SendNote(noteAt(newconn.NoteBegin, 0))
 	peer.Write([]byte("late"))
 	testenv.Eventually(t, patience, func() error {
 		if sanconn.SessionOf(a) == nil {
@@ -397,9 +398,8 @@ func TestCloseReadAheadOfAMove(t *testing.T) {
 // A peer that breaks the rules by which connections move ends the connection: what it has sent is no
 // stream any more.
 func TestAPeerThatBreaksTheRules(t *testing.T) {
-	at := func(kind byte, at uint64) []byte { return binary.LittleEndian.AppendUint64([]byte{kind}, at) }
-	begin := func(n uint64) []byte { return at(newconn.NoteBegin, n) }
-	leave := func(n uint64) []byte { return at(newconn.NoteLeave, n) }
+	begin := func(n uint64) []byte { return noteAt(newconn.NoteBegin, n) }
+	leave := func(n uint64) []byte { return noteAt(newconn.NoteLeave, n) }
 	for name, does := range map[string]struct {
 		byTCP int // bytes
 		notes [][]byte
@@ -407,7 +407,7 @@ func TestAPeerThatBreaksTheRules(t *testing.T) {
 	}{
 		"more by TCP than it has said":   {10, [][]byte{begin(5)}, nil},
 		"it begins twice":                {0, [][]byte{begin(0), begin(0)}, nil},
-		"a note of another kind":         {0, [][]byte{begin(0), at(77, 0)}, nil},
+		"a note of another kind":         {0, [][]byte{begin(0), noteAt(77, 0)}, nil},
 		"a note that is too short":       {0, [][]byte{begin(0)[:8]}, nil},
 		"a note that is too long":        {0, [][]byte{append(begin(0), 0)}, nil},
 		"an answer to no proposal":       {0, [][]byte{begin(0), {newconn.NoteAnswer, 1}}, nil},

@@ -3,6 +3,7 @@ package sanconn_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"math/rand/v2"
@@ -12,6 +13,7 @@ import (
 	"github.com/sanconn/san/internal/connpair"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/testenv"
+	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
 )
@@ -163,3 +165,44 @@ func awaitLeaving(t *testing.T, c *sanconn.Conn) {
 		return nil
 	})
 }
+
+// byHand is a session of b's side, without b: what moves a, and leaves, is up to a test.
+type byHand struct {
+	*session.Session
+	a, b   *sanconn.Conn // b has TCP's other end
+	ea, eb *twin.Endpoint
+}
+
+// movedByHand returns one that has agreed to a's proposal, and begins behind so many bytes of TCP. proposed is
+// called behind that, and leaves when a has left; nil: nothing is done.
+func movedByHand(t *testing.T, limits session.Limits, begin uint64, proposed, leaves func(p *byHand)) *byHand {
+	t.Helper()
+	p := new(byHand)
+	var err error
+	if p.a, p.b, err = newPair(newconn.Config{}, newconn.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, p.a, p.b)
+	p.ea, p.eb = twin.Pair(twin.Config{Limits: limits})
+	p.Session = session.New(p.eb, session.Config{Accepting: true, OnNote: func(note []byte) {
+		switch {
+		case len(note) == 0: // the end
+		case note[0] == newconn.NoteProposal:
+			p.SendNote([]byte{newconn.NoteAnswer, 1})
+			p.SendNote(noteAt(newconn.NoteBegin, begin))
+			if proposed != nil {
+				proposed(p)
+			}
+		case note[0] == newconn.NoteLeave && leaves != nil:
+			leaves(p)
+		}
+	}})
+	go p.Negotiate(t.Context())
+	if err := connpair.Propose(t.Context(), p.a, p.ea, session.Config{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// noteAt is a note with a position.
+func noteAt(kind byte, at uint64) []byte { return binary.LittleEndian.AppendUint64([]byte{kind}, at) }
