@@ -9,7 +9,7 @@ import (
 
 // EventChannel delivers the events of connection manager ids.
 type EventChannel struct {
-	h      handle
+	h      cObject
 	poller *poller
 	// taking is held while an event is taken. The library may then be using the queue
 	// pair of the event's id, or querying the kernel about the id, by a number that the
@@ -172,7 +172,7 @@ var rejectReasons = map[uint32]string{
 // cmEvent is an event as the shim hands it over: tokens instead of ids.
 type cmEvent struct {
 	id, listener uint64
-	child        handle
+	child        cObject
 	typ          EventType
 	status       int
 	param        ConnParam

@@ -12,7 +12,7 @@ type ID struct {
 	Owner any // the caller's; a connect request's id inherits the listener's
 	QP    *QP // of UseQP
 
-	h       handle
+	h       cObject
 	channel *EventChannel
 	token   uint64
 }
@@ -192,6 +192,6 @@ func (id *ID) info() cmInfo {
 
 // cmInfo is where an id is bound and connected.
 type cmInfo struct {
-	context       handle
+	context       cObject
 	local, remote netip.AddrPort
 }

@@ -4,7 +4,7 @@ package ibv
 // there that they have completions, once for each [CQ.Notify].
 type CompChannel struct {
 	Context *Context
-	h       handle
+	h       cObject
 	poller  *poller
 
 	// Of Events, between it and take, which is bound once: Events does not allocate.

@@ -7,7 +7,7 @@ type Context struct {
 	Device
 	CompVectors int // completion vectors to spread queues over, at least 1
 
-	h       handle
+	h       cObject
 	asyncFD int
 	ofCM    bool // librdmacm's, not ours to close
 }
@@ -24,7 +24,7 @@ func Open(name string) (*Context, error) {
 	return newContext(h), nil
 }
 
-func newContext(h handle) *Context {
+func newContext(h cObject) *Context {
 	c := &Context{h: h}
 	c.Device, c.asyncFD, c.CompVectors = sysContext(h)
 	return c
@@ -35,10 +35,10 @@ func newContext(h handle) *Context {
 // the last [ID] on it.
 var cmContexts = struct {
 	mu sync.Mutex
-	m  map[handle]*Context // guarded by mu
-}{m: make(map[handle]*Context)}
+	m  map[cObject]*Context // guarded by mu
+}{m: make(map[cObject]*Context)}
 
-func cmContext(h handle) *Context {
+func cmContext(h cObject) *Context {
 	if h == 0 {
 		return nil
 	}

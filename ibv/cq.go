@@ -8,7 +8,7 @@ type CQ struct {
 	// [AsyncChannel.Event]. Set it before the queue is used.
 	Owner any
 
-	h     handle
+	h     cObject
 	token uint64
 }
 
@@ -16,7 +16,7 @@ type CQ struct {
 // channel it can only be polled. Vector is below [Context.CompVectors].
 func (c *Context) CreateCQ(size int, ch *CompChannel, vector int) (*CQ, error) {
 	cq := &CQ{Context: c}
-	var chh handle
+	var chh cObject
 	if ch != nil {
 		chh = ch.h
 	}

@@ -27,7 +27,7 @@ type MR struct {
 	PD   *PD
 	LKey uint32 // for SGEs of the owner
 	RKey uint32 // for RDMA by peers; useless without RemoteRead or RemoteWrite
-	h    handle
+	h    cObject
 }
 
 // RegMR pins and registers length bytes at addr. It keeps no reference: the caller

@@ -8,7 +8,7 @@ package ibv
 // in what they enforce of windows: probe a device before trusting it.
 type MW struct {
 	PD *PD
-	h  handle
+	h  cObject
 }
 
 // AllocMW makes an unbound window. EOPNOTSUPP: the device has none.

@@ -2,11 +2,11 @@ package ibv
 
 import "sync"
 
-// handle is an object of the libraries. Zero: none, or closed.
-type handle uintptr
+// cObject is an object of the libraries. Zero: none, or closed.
+type cObject uintptr
 
 // close has destroy end the object, unless that was done. After an error it is still there.
-func (h *handle) close(verb, on string, destroy func(handle) int) error {
+func (h *cObject) close(verb, on string, destroy func(cObject) int) error {
 	if *h == 0 {
 		return nil
 	}
@@ -18,7 +18,7 @@ func (h *handle) close(verb, on string, destroy func(handle) int) error {
 }
 
 // closeObject is close for an object that events may be about.
-func (h *handle) closeObject(verb, on string, destroy func(handle) int, token uint64) error {
+func (h *cObject) closeObject(verb, on string, destroy func(cObject) int, token uint64) error {
 	err := h.close(verb, on, destroy)
 	if err == nil {
 		objects.remove(token)

@@ -3,7 +3,7 @@ package ibv
 // PD is a protection domain: queue pairs use memory of their own domain only.
 type PD struct {
 	Context *Context
-	h       handle
+	h       cObject
 }
 
 // AllocPD makes a protection domain.

@@ -24,7 +24,7 @@ type QP struct {
 	Cap   QPCap // as granted; InlineData is the limit, on some devices less than requested
 	Owner any   // the caller's, see CQ.Owner
 
-	h     handle
+	h     cObject
 	cm    *ID // that it belongs to, or nil
 	token uint64
 }

@@ -57,27 +57,27 @@ func sysForkSafe() bool { return C.san_fork_safe() != 0 }
 
 // ---- hot calls ----
 
-func sysPollCQ(cq handle, wcs []WC, times int) int {
+func sysPollCQ(cq cObject, wcs []WC, times int) int {
 	return int(C.san_poll_cq(C.san_h(cq), (*C.struct_san_wc)(unsafe.Pointer(unsafe.SliceData(wcs))), C.int(len(wcs)), C.int(times)))
 }
 
-func sysPostSend(qp handle, wrs []SendWR) (int, int) {
+func sysPostSend(qp cObject, wrs []SendWR) (int, int) {
 	r := C.san_post_send(C.san_h(qp), (*C.struct_san_send_wr)(unsafe.Pointer(unsafe.SliceData(wrs))), C.int(len(wrs)))
 	return int(r.n), int(r.error)
 }
 
-func sysPostRecv(qp handle, wrs []RecvWR) (int, int) {
+func sysPostRecv(qp cObject, wrs []RecvWR) (int, int) {
 	r := C.san_post_recv(C.san_h(qp), (*C.struct_san_recv_wr)(unsafe.Pointer(unsafe.SliceData(wrs))), C.int(len(wrs)))
 	return int(r.n), int(r.error)
 }
 
-func sysGetCQEvents(ch handle, tokens []uint64) (int, int) {
+func sysGetCQEvents(ch cObject, tokens []uint64) (int, int) {
 	var n C.int
 	errno := C.san_get_cq_events(C.san_h(ch), (*C.uint64_t)(unsafe.Pointer(&tokens[0])), C.int(len(tokens)), &n)
 	return int(n), int(errno)
 }
 
-func sysReqNotify(cq handle) int { return int(C.san_req_notify(C.san_h(cq))) }
+func sysReqNotify(cq cObject) int { return int(C.san_req_notify(C.san_h(cq))) }
 
 // ---- devices ----
 
@@ -99,24 +99,24 @@ func sysDevices(most int) ([]Device, int) {
 	return list, int(errno)
 }
 
-func sysOpen(name string) (handle, int) {
+func sysOpen(name string) (cObject, int) {
 	s := C.CString(name)
 	defer C.free(unsafe.Pointer(s))
 	var h C.san_h
 	errno := C.san_open(s, &h)
-	return handle(h), int(errno)
+	return cObject(h), int(errno)
 }
 
-func sysClose(ctx handle) int { return int(C.san_close(C.san_h(ctx))) }
+func sysClose(ctx cObject) int { return int(C.san_close(C.san_h(ctx))) }
 
-func sysContext(ctx handle) (Device, int, int) {
+func sysContext(ctx cObject) (Device, int, int) {
 	var d C.struct_san_device
 	var fd, vectors C.int
 	C.san_context(C.san_h(ctx), &d, &fd, &vectors)
 	return goDevice(&d), int(fd), int(vectors)
 }
 
-func sysQueryDevice(ctx handle) (Caps, int) {
+func sysQueryDevice(ctx cObject) (Caps, int) {
 	var c C.struct_san_caps
 	errno := C.san_query_device(C.san_h(ctx), &c)
 	return Caps{
@@ -128,7 +128,7 @@ func sysQueryDevice(ctx handle) (Caps, int) {
 	}, int(errno)
 }
 
-func sysQueryPort(ctx handle, port int) (Port, int) {
+func sysQueryPort(ctx cObject, port int) (Port, int) {
 	var p C.struct_san_port
 	errno := C.san_query_port(C.san_h(ctx), C.int(port), &p)
 	return Port{
@@ -137,7 +137,7 @@ func sysQueryPort(ctx handle, port int) (Port, int) {
 	}, int(errno)
 }
 
-func sysQueryGIDs(ctx handle, port, most int) ([]GIDEntry, int) {
+func sysQueryGIDs(ctx cObject, port, most int) ([]GIDEntry, int) {
 	if most <= 0 {
 		return nil, 0
 	}
@@ -153,7 +153,7 @@ func sysQueryGIDs(ctx handle, port, most int) ([]GIDEntry, int) {
 	return list, int(errno)
 }
 
-func sysGetAsync(ctx handle) (AsyncEventType, uint64, int) {
+func sysGetAsync(ctx cObject) (AsyncEventType, uint64, int) {
 	var ev C.struct_san_async
 	errno := C.san_get_async(C.san_h(ctx), &ev)
 	return AsyncEventType(ev._type), uint64(ev.token), int(errno)
@@ -167,94 +167,94 @@ func sysPollable(fd int) (int, int) {
 
 // ---- protection domains, memory ----
 
-func sysAllocPD(ctx handle) (handle, int) {
+func sysAllocPD(ctx cObject) (cObject, int) {
 	var h C.san_h
 	errno := C.san_alloc_pd(C.san_h(ctx), &h)
-	return handle(h), int(errno)
+	return cObject(h), int(errno)
 }
 
-func sysDeallocPD(pd handle) int { return int(C.san_dealloc_pd(C.san_h(pd))) }
+func sysDeallocPD(pd cObject) int { return int(C.san_dealloc_pd(C.san_h(pd))) }
 
-func sysRegMR(pd handle, addr uintptr, length int, access Access) (handle, uint32, uint32, int) {
+func sysRegMR(pd cObject, addr uintptr, length int, access Access) (cObject, uint32, uint32, int) {
 	var h C.san_h
 	var lkey, rkey C.uint32_t
 	errno := C.san_reg_mr(C.san_h(pd), C.uintptr_t(addr), C.size_t(length), C.uint32_t(access), &h, &lkey, &rkey)
-	return handle(h), uint32(lkey), uint32(rkey), int(errno)
+	return cObject(h), uint32(lkey), uint32(rkey), int(errno)
 }
 
-func sysDeregMR(mr handle) int { return int(C.san_dereg_mr(C.san_h(mr))) }
+func sysDeregMR(mr cObject) int { return int(C.san_dereg_mr(C.san_h(mr))) }
 
-func sysAllocMW(pd handle) (handle, int) {
+func sysAllocMW(pd cObject) (cObject, int) {
 	var h C.san_h
 	errno := C.san_alloc_mw(C.san_h(pd), &h)
-	return handle(h), int(errno)
+	return cObject(h), int(errno)
 }
 
-func sysDeallocMW(mw handle) int { return int(C.san_dealloc_mw(C.san_h(mw))) }
+func sysDeallocMW(mw cObject) int { return int(C.san_dealloc_mw(C.san_h(mw))) }
 
-func sysMWKey(mw handle) uint32 { return uint32(C.san_mw_key(C.san_h(mw))) }
+func sysMWKey(mw cObject) uint32 { return uint32(C.san_mw_key(C.san_h(mw))) }
 
 // ---- queues ----
 
-func sysCreateChannel(ctx handle) (handle, int, int) {
+func sysCreateChannel(ctx cObject) (cObject, int, int) {
 	var h C.san_h
 	var fd C.int
 	errno := C.san_create_channel(C.san_h(ctx), &h, &fd)
-	return handle(h), int(fd), int(errno)
+	return cObject(h), int(fd), int(errno)
 }
 
-func sysDestroyChannel(ch handle) int { return int(C.san_destroy_channel(C.san_h(ch))) }
+func sysDestroyChannel(ch cObject) int { return int(C.san_destroy_channel(C.san_h(ch))) }
 
-func sysCreateCQ(ctx handle, size int, token uint64, ch handle, vector int) (handle, int) {
+func sysCreateCQ(ctx cObject, size int, token uint64, ch cObject, vector int) (cObject, int) {
 	var h C.san_h
 	errno := C.san_create_cq(C.san_h(ctx), C.int(size), C.uint64_t(token), C.san_h(ch), C.int(vector), &h)
-	return handle(h), int(errno)
+	return cObject(h), int(errno)
 }
 
-func sysDestroyCQ(cq handle) int { return int(C.san_destroy_cq(C.san_h(cq))) }
+func sysDestroyCQ(cq cObject) int { return int(C.san_destroy_cq(C.san_h(cq))) }
 
-func sysCreateQP(pd handle, token uint64, sendCQ, recvCQ handle, limits *QPCap) (handle, uint32, int) {
+func sysCreateQP(pd cObject, token uint64, sendCQ, recvCQ cObject, limits *QPCap) (cObject, uint32, int) {
 	var h C.san_h
 	var num C.uint32_t
 	errno := C.san_create_qp(C.san_h(pd), C.uint64_t(token), C.san_h(sendCQ), C.san_h(recvCQ),
 		(*C.struct_san_qp_cap)(unsafe.Pointer(limits)), &h, &num)
-	return handle(h), uint32(num), int(errno)
+	return cObject(h), uint32(num), int(errno)
 }
 
-func sysDestroyQP(qp handle) int { return int(C.san_destroy_qp(C.san_h(qp))) }
+func sysDestroyQP(qp cObject) int { return int(C.san_destroy_qp(C.san_h(qp))) }
 
-func sysCMUseQP(id, qp handle) int { return int(C.san_cm_use_qp(C.san_h(id), C.san_h(qp))) }
+func sysCMUseQP(id, qp cObject) int { return int(C.san_cm_use_qp(C.san_h(id), C.san_h(qp))) }
 
-func sysCMForgetQP(id handle) { C.san_cm_forget_qp(C.san_h(id)) }
+func sysCMForgetQP(id cObject) { C.san_cm_forget_qp(C.san_h(id)) }
 
-func sysModifyQP(qp handle, attr *QPAttr, mask QPMask) int {
+func sysModifyQP(qp cObject, attr *QPAttr, mask QPMask) int {
 	return int(C.san_modify_qp(C.san_h(qp), (*C.struct_san_qp_attr)(unsafe.Pointer(attr)), C.uint32_t(mask)))
 }
 
-func sysQueryQP(qp handle, mask QPMask) (attr QPAttr, errno int) {
+func sysQueryQP(qp cObject, mask QPMask) (attr QPAttr, errno int) {
 	errno = int(C.san_query_qp(C.san_h(qp), (*C.struct_san_qp_attr)(unsafe.Pointer(&attr)), C.uint32_t(mask)))
 	return attr, errno
 }
 
 // ---- connection manager ----
 
-func sysCMCreateChannel() (handle, int, int) {
+func sysCMCreateChannel() (cObject, int, int) {
 	var h C.san_h
 	var fd C.int
 	errno := C.san_cm_create_channel(&h, &fd)
-	return handle(h), int(fd), int(errno)
+	return cObject(h), int(fd), int(errno)
 }
 
-func sysCMDestroyChannel(ch handle) { C.san_cm_destroy_channel(C.san_h(ch)) }
+func sysCMDestroyChannel(ch cObject) { C.san_cm_destroy_channel(C.san_h(ch)) }
 
-func sysCMGetEvent(ch handle, childToken uint64) (cmEvent, int) {
+func sysCMGetEvent(ch cObject, childToken uint64) (cmEvent, int) {
 	var raw C.struct_san_cm_event
 	if errno := C.san_cm_get_event(C.san_h(ch), C.uint64_t(childToken), &raw); errno != 0 {
 		return cmEvent{}, int(errno)
 	}
 	p := &raw.param
 	ev := cmEvent{
-		id: uint64(raw.token), listener: uint64(raw.listen_token), child: handle(raw.child),
+		id: uint64(raw.token), listener: uint64(raw.listen_token), child: cObject(raw.child),
 		typ: EventType(raw._type), status: int(raw.status),
 		param: ConnParam{
 			ResponderResources: uint8(p.responder_resources), InitiatorDepth: uint8(p.initiator_depth),
@@ -267,13 +267,13 @@ func sysCMGetEvent(ch handle, childToken uint64) (cmEvent, int) {
 	return ev, 0
 }
 
-func sysCMCreateID(ch handle, token uint64) (handle, int) {
+func sysCMCreateID(ch cObject, token uint64) (cObject, int) {
 	var h C.san_h
 	errno := C.san_cm_create_id(C.san_h(ch), C.uint64_t(token), &h)
-	return handle(h), int(errno)
+	return cObject(h), int(errno)
 }
 
-func sysCMDestroyID(id handle) int { return int(C.san_cm_destroy_id(C.san_h(id))) }
+func sysCMDestroyID(id cObject) int { return int(C.san_cm_destroy_id(C.san_h(id))) }
 
 func cAddr(a netip.AddrPort) (c C.struct_san_addr) {
 	ip := a.Addr()
@@ -322,21 +322,21 @@ func goAddr(c *C.struct_san_addr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-func sysCMBind(id handle, addr netip.AddrPort) int {
+func sysCMBind(id cObject, addr netip.AddrPort) int {
 	a := cAddr(addr)
 	return int(C.san_cm_bind(C.san_h(id), &a))
 }
 
-func sysCMResolveAddr(id handle, src, dst netip.AddrPort, timeoutMillis int) int {
+func sysCMResolveAddr(id cObject, src, dst netip.AddrPort, timeoutMillis int) int {
 	s, d := cAddr(src), cAddr(dst)
 	return int(C.san_cm_resolve_addr(C.san_h(id), &s, &d, C.int(timeoutMillis)))
 }
 
-func sysCMResolveRoute(id handle, timeoutMillis int) int {
+func sysCMResolveRoute(id cObject, timeoutMillis int) int {
 	return int(C.san_cm_resolve_route(C.san_h(id), C.int(timeoutMillis)))
 }
 
-func sysCMListen(id handle, backlog int) int {
+func sysCMListen(id cObject, backlog int) int {
 	return int(C.san_cm_listen(C.san_h(id), C.int(backlog)))
 }
 
@@ -353,32 +353,32 @@ func cConnParam(p ConnParam) (c C.struct_san_conn_param) {
 	return c
 }
 
-func sysCMConnect(id handle, p ConnParam) int {
+func sysCMConnect(id cObject, p ConnParam) int {
 	c := cConnParam(p)
 	return int(C.san_cm_connect(C.san_h(id), &c))
 }
 
-func sysCMAccept(id handle, p ConnParam) int {
+func sysCMAccept(id cObject, p ConnParam) int {
 	c := cConnParam(p)
 	return int(C.san_cm_accept(C.san_h(id), &c))
 }
 
-func sysCMReject(id handle, private []byte) int {
+func sysCMReject(id cObject, private []byte) int {
 	c := cConnParam(ConnParam{PrivateData: private})
 	return int(C.san_cm_reject(C.san_h(id), &c.private_data[0], C.int(c.private_len)))
 }
 
-func sysCMDisconnect(id handle) int { return int(C.san_cm_disconnect(C.san_h(id))) }
+func sysCMDisconnect(id cObject) int { return int(C.san_cm_disconnect(C.san_h(id))) }
 
-func sysCMNotify(id handle) int { return int(C.san_cm_notify(C.san_h(id))) }
+func sysCMNotify(id cObject) int { return int(C.san_cm_notify(C.san_h(id))) }
 
-func sysCMSetOption(id handle, option int, value []byte) int {
+func sysCMSetOption(id cObject, option int, value []byte) int {
 	return int(C.san_cm_set_option(C.san_h(id), C.int(option), unsafe.Pointer(&value[0]), C.size_t(len(value))))
 }
 
-func sysCMInfo(id handle) cmInfo {
+func sysCMInfo(id cObject) cmInfo {
 	var ctx C.san_h
 	var src, dst C.struct_san_addr
 	C.san_cm_info(C.san_h(id), &ctx, &src, &dst)
-	return cmInfo{context: handle(ctx), local: goAddr(&src), remote: goAddr(&dst)}
+	return cmInfo{context: cObject(ctx), local: goAddr(&src), remote: goAddr(&dst)}
 }

@@ -29,7 +29,7 @@ func carrier(*net.TCPConn) net.Conn
 func plain(context.Context) context.Context
 
 //go:linkname setReaderOf syscall.sanSetReaderOf1
-func setReaderOf(func(fd int) undernet.Reader)
+func setReaderOf(func(fd int) undernet.RawReader)
 
 //go:linkname release net.sanRelease1
 func release(*net.TCPListener)

@@ -34,16 +34,16 @@ func BenchmarkHit(b *testing.B) {
 	}
 }
 
-// The part of a hit that is the proof.
+// The part of a hit that is the validator.
 func BenchmarkProof(b *testing.B) {
 	page := make([]byte, 64<<10)
-	heap := classify(page).prove()
+	heap := classify(page).newValidator()
 	stable, err := Declare(page)
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer stable.Withdraw()
-	for name, p := range map[string]proof{"heap": heap, "global": always{}, "declared": stable} {
+	for name, p := range map[string]validator{"heap": heap, "global": always{}, "declared": stable} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
 				if !p.valid() {

@@ -42,7 +42,7 @@ type Config struct {
 	ArenaOnly bool
 
 	// trustEverything takes all regions for valid, so that a test can show that the
-	// proofs are needed.
+	// validators are needed.
 	trustEverything bool
 }
 
@@ -116,7 +116,7 @@ func (c *Cache) lookup(b []byte, access Access, u *User) *Region {
 	if r == nil || r.access&access != access || !r.hold() {
 		return nil
 	}
-	if !r.proof.valid() { // what has ended the proof takes the region out, or else merge does
+	if !r.validator.valid() { // what has ended the validator takes the region out, or else merge does
 		r.Release()
 		return nil
 	}
@@ -163,10 +163,10 @@ func (c *Cache) miss(b []byte, access Access, u *User) (*Region, error) {
 
 // classify finds the kind of memory that b, which is not empty, lies in: Unknown if it is not to
 // be registered.
-func (c *Cache) classify(b []byte) memory {
+func (c *Cache) classify(b []byte) classified {
 	m := classify(b)
 	if c.config.ArenaOnly && !m.unforked {
-		return memory{kind: Unknown}
+		return classified{kind: Unknown}
 	}
 	return m
 }
@@ -174,7 +174,7 @@ func (c *Cache) classify(b []byte) memory {
 // worthCaching reports whether memory is to be cached now: an arena's always, other memory after so
 // many uses since it last was; what is declared or watched has had them at the first. ENOBUFS: the
 // device has refused it lately (refusedUses).
-func (c *Cache) worthCaching(b []byte, m memory, uses int) (worth bool, err error) {
+func (c *Cache) worthCaching(b []byte, m classified, uses int) (worth bool, err error) {
 	before := 0
 	if m.promised() {
 		before = uses
@@ -188,7 +188,7 @@ func (c *Cache) worthCaching(b []byte, m memory, uses int) (worth bool, err erro
 
 // worthAcquired is worthCaching for memory that is registered now, if only for this use. What the
 // device has refused lately is not tried, but for an arena's.
-func (c *Cache) worthAcquired(b []byte, m memory) (worth bool, err error) {
+func (c *Cache) worthAcquired(b []byte, m classified) (worth bool, err error) {
 	worth, err = c.worthCaching(b, m, 1)
 	if err != nil && !m.unforked {
 		return false, c.refused(len(b), errors.New("refused lately"))
@@ -196,7 +196,7 @@ func (c *Cache) worthAcquired(b []byte, m memory) (worth bool, err error) {
 	return worth || m.promised(), nil
 }
 
-func (c *Cache) useOf(b []byte, m memory) use {
+func (c *Cache) useOf(b []byte, m classified) use {
 	u := use{address: addressOf(b), cache: uintptr(unsafe.Pointer(c))}
 	if c.whole(m) {
 		u.address = m.lo
@@ -218,7 +218,7 @@ func (c *Cache) Worth(b []byte, access Access, uses int) (bool, error) {
 		return false, nil
 	}
 	start := addressOf(b)
-	if r := c.index.find(start, start+uintptr(len(b))); r != nil && r.access&access == access && r.proof.valid() {
+	if r := c.index.find(start, start+uintptr(len(b))); r != nil && r.access&access == access && r.validator.valid() {
 		return true, nil
 	}
 	m := c.classify(b)

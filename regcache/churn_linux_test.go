@@ -12,7 +12,7 @@ func TestNoHitIsStale(t *testing.T) {
 	cachetest.NewChurn(t, regcache.NewNIC(t), regcache.Config{}).Run()
 }
 
-// The same with the proofs off, to show that they are what keeps the cache right.
+// The same with the validators off, to show that they are what keeps the cache right.
 func TestWithoutProofsHitsAreStale(t *testing.T) {
 	churn := cachetest.NewChurn(t, regcache.NewNIC(t), regcache.WithoutProofs())
 	churn.UntilStale = true

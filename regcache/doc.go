@@ -4,10 +4,10 @@
 // Registering pins pages and writes their physical addresses into the device.
 // A cached registration is therefore right only as long as the addresses still
 // mean the same pages, and a cache that is wrong once corrupts data silently.
-// The rule of this package is that every hit carries a proof: the Go object that
+// The rule of this package is that every hit has a validator: the Go object that
 // was registered still lives, or the owner of the memory has declared it stable,
 // or the kernel reports changes of the mapping.
-// Memory for which there is no proof is not registered at all: Acquire returns
+// Memory for which there is no validator is not registered at all: Acquire returns
 // ErrUnknownMemory and the provider copies through an Arena.
 //
 // # For programs
@@ -41,7 +41,7 @@
 //	register.go   calls of the device;  drop.go  the way out
 //	region.go     Region: in use, released, invalid;  region_set.go  waiting for all of them
 //	budget.go     what caches may keep, eviction;  limits_*.go  what the process may have
-//	memory.go     kinds of memory;  proof.go  what shows that a region is still right, for each:
+//	memory.go     kinds of memory;  validator.go  what shows that a region is still right, for each:
 //	              heap.go, global.go, range.go (declared), watch_*.go (userfaultfd)
 //	arena.go      memory that the library owns;  buffer.go  buffers of it for callers;
 //	              buffer_pool.go  as slices, for code that takes a pool of those

@@ -24,8 +24,8 @@ func (r *Region) drop() error {
 			s.PinnedBytes -= r.size()
 		}
 	})
-	if r.proof != nil {
-		r.proof.detach(r, err)
+	if r.validator != nil {
+		r.validator.detach(r, err)
 	}
 	c.all.remove(r, err) // last, so that a waiter finds complete statistics
 	if r.pin != nil {

@@ -8,16 +8,16 @@ import (
 
 // globalMemory describes b if it lies in the program's variables, which stay mapped as long
 // as the process lives. b must not be in the runtime's memory.
-func globalMemory(b []byte) memory {
+func globalMemory(b []byte) classified {
 	if !globalsAreRecognized() || !isGlobal(&b[0]) || !isGlobal(&b[len(b)-1]) {
-		return memory{kind: Unknown}
+		return classified{kind: Unknown}
 	}
 	start := addressOf(b)
-	return memory{
-		kind:  Global,
-		lo:    start,
-		hi:    start + uintptr(len(b)),
-		prove: func() proof { return always{} },
+	return classified{
+		kind:         Global,
+		lo:           start,
+		hi:           start + uintptr(len(b)),
+		newValidator: func() validator { return always{} },
 	}
 }
 
@@ -41,7 +41,7 @@ var globalsAreRecognized = sync.OnceValue(func() bool {
 	return !isGlobal(unsafe.StringData(readOnly))
 })
 
-// always is the proof for memory whose mapping lasts as long as the process.
+// always is the validator of memory whose mapping lasts as long as the process.
 type always struct{}
 
 func (always) valid() bool           { return true }

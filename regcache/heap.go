@@ -26,10 +26,10 @@ func findObject(p, refBase, refOff uintptr) (base uintptr, span unsafe.Pointer, 
 // with unsafe may claim too much. The part before b may be registered along with it if it
 // is no longer than b, as for a buffer whose first bytes were sent otherwise. A large
 // object that is sent piece by piece is thus not registered from its start each time.
-func heapMemory(b []byte, base uintptr) memory {
+func heapMemory(b []byte, base uintptr) classified {
 	first := unsafe.Pointer(unsafe.SliceData(b))
 	if last, _, _ := findObject(uintptr(first)+uintptr(len(b)-1), 0, 0); last != base {
-		return memory{kind: Unknown} // not a slice that Go made
+		return classified{kind: Unknown} // not a slice that Go made
 	}
 	lo := base
 	if uintptr(first)-base > uintptr(len(b)) {
@@ -38,21 +38,21 @@ func heapMemory(b []byte, base uintptr) memory {
 	object := func() weak.Pointer[byte] {
 		return weak.Make((*byte)(unsafe.Add(first, -int(uintptr(first)-base))))
 	}
-	return memory{
-		kind:   Heap,
-		lo:     lo,
-		hi:     uintptr(first) + uintptr(len(b)),
-		object: object,
-		prove:  func() proof { return &objectLives{object: object()} },
+	return classified{
+		kind:         Heap,
+		lo:           lo,
+		hi:           uintptr(first) + uintptr(len(b)),
+		object:       object,
+		newValidator: func() validator { return &objectLives{object: object()} },
 	}
 }
 
-// objectLives is the proof for heap memory. The runtime never moves a live object and never
+// objectLives is the validator of heap memory. The runtime never moves a live object and never
 // gives its pages back (it scavenges only free spans), so a registration is right as long
 // as the object lives. The weak pointer points to the object's base: each distinct offset
 // would need a record in the object's span, and those are searched linearly.
 //
-// The hit's caller holds the slice, so the object cannot die between the proof
+// The hit's caller holds the slice, so the object cannot die between the look at the validator
 // and the release either.
 type objectLives struct {
 	object  weak.Pointer[byte]

@@ -9,7 +9,7 @@ import (
 type Kind uint8
 
 const (
-	// Unknown memory is what there is no proof for: goroutine stacks, read-only
+	// Unknown memory is what there is no validator for: goroutine stacks, read-only
 	// data, memory of C, mappings that were not declared.
 	Unknown  Kind = iota
 	Heap          // an object on Go's heap: valid while the object lives
@@ -35,8 +35,8 @@ func KindOf(b []byte) Kind {
 	return classify(b).kind
 }
 
-// memory is the result of classify.
-type memory struct {
+// classified is the result of classify.
+type classified struct {
 	kind     Kind
 	unforked bool // see Range
 	// The bytes around the slice that live and die with it, and so may be registered
@@ -44,20 +44,20 @@ type memory struct {
 	lo, hi uintptr
 	// object is where the object begins that the slice is alive in, for heap memory.
 	object func() weak.Pointer[byte]
-	// prove makes the proof for a registration within [lo, hi); the slice is
+	// newValidator makes the newValidator of a registration within [lo, hi); the slice is
 	// alive when it is called. nil for unknown memory.
-	prove func() proof
+	newValidator func() validator
 }
 
 // promised reports whether somebody vouches for more uses, by declaring or watching it.
-func (m memory) promised() bool { return m.kind == Declared || m.kind == Watched }
+func (m classified) promised() bool { return m.kind == Declared || m.kind == Watched }
 
 // classify finds the kind of memory that b, which is not empty, lies in.
-func classify(b []byte) memory {
+func classify(b []byte) classified {
 	first := unsafe.Pointer(unsafe.SliceData(b))
 	base, span, _ := findObject(uintptr(first), 0, 0)
 	if base == 0 && span != nil {
-		return memory{kind: Unknown} // a goroutine's stack, which may move at any call
+		return classified{kind: Unknown} // a goroutine's stack, which may move at any call
 	}
 	if m, ok := ranges.memory(b); ok {
 		return m

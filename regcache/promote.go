@@ -23,7 +23,7 @@ const (
 )
 
 // whole reports whether m is small enough to be registered as a whole.
-func (c *Cache) whole(m memory) bool { return m.hi-m.lo <= c.wholeMost() }
+func (c *Cache) whole(m classified) bool { return m.hi-m.lo <= c.wholeMost() }
 
 // wholeMost bounds what is registered although less was acquired, in bytes.
 func (c *Cache) wholeMost() uintptr {
@@ -32,7 +32,7 @@ func (c *Cache) wholeMost() uintptr {
 
 // promote registers b, and what may be registered with it, for the cache and a user, or nil. It
 // returns neither a region nor an error if there is no room.
-func (c *Cache) promote(b []byte, access Access, m memory, user *User) (*Region, error) {
+func (c *Cache) promote(b []byte, access Access, m classified, user *User) (*Region, error) {
 	// What this costs is paid for by uses that were copied. If the region goes, or there is no room
 	// for it, the next one is paid for again: too many buffers are not registered at each use.
 	u := c.useOf(b, m)
@@ -59,16 +59,16 @@ func (c *Cache) promote(b []byte, access Access, m memory, user *User) (*Region,
 		}
 		return nil, err
 	}
-	r := &Region{cache: c, start: lo, end: hi, access: access, mr: mr, kind: m.kind, proof: m.prove()}
+	r := &Region{cache: c, start: lo, end: hi, access: access, mr: mr, kind: m.kind, validator: m.newValidator()}
 	r.refs.Store(1)
 	if user != nil {
 		r.note(user)
 	}
 	c.all.add(r)
 	if c.config.trustEverything {
-		r.proof = always{}
+		r.validator = always{}
 	}
-	r.proof.attach(r)
+	r.validator.attach(r)
 	if !c.enter(r, start, end) {
 		// Another goroutine was faster, or the cache was closed: for this use only.
 		c.budget.unreserve(size)
@@ -80,7 +80,7 @@ func (c *Cache) promote(b []byte, access Access, m memory, user *User) (*Region,
 			s.Merges++
 		}
 	})
-	if !r.proof.valid() { // the range was withdrawn between classify and attach
+	if !r.validator.valid() { // the range was withdrawn between classify and attach
 		r.invalidate(r.kind.cause())
 	}
 	return r, nil
@@ -95,7 +95,7 @@ func (c *Cache) merge(lo, hi uintptr, access Access) (uintptr, uintptr, Access, 
 	merged := false
 	unionLo, unionHi := lo, hi
 	for _, old := range overlapping {
-		if !old.proof.valid() {
+		if !old.validator.valid() {
 			old.invalidate(old.kind.cause())
 			continue
 		}

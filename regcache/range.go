@@ -22,7 +22,7 @@ type Range struct {
 	// whole range is registered if it is small enough.
 	piece atomic.Uintptr
 
-	regions regionSet // those that this range is the proof of
+	regions regionSet // those that this range is the validator of
 }
 
 // Declare promises that b stays mapped to the pages it has, or will have when they
@@ -50,7 +50,7 @@ func (r *Range) Withdraw() error {
 	return err
 }
 
-// invalidate makes the proof false, before others can declare the memory, and removes its regions.
+// invalidate makes the validator false, before others can declare the memory, and removes its regions.
 func (r *Range) invalidate(cause Cause) error {
 	r.gone.Store(true)
 	ranges.remove(r)
@@ -111,23 +111,23 @@ func (s *rangeSet) afterLocked(address uintptr) int {
 }
 
 // memory finds the range that b, which is not empty, lies in.
-func (s *rangeSet) memory(b []byte) (memory, bool) {
+func (s *rangeSet) memory(b []byte) (classified, bool) {
 	first := addressOf(b)
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	at := s.afterLocked(first)
 	if at == 0 {
-		return memory{}, false
+		return classified{}, false
 	}
 	r := s.all[at-1]
 	start, end := r.bounds()
 	last := first + uintptr(len(b)) - 1
 	if last >= end || !r.valid() {
-		return memory{}, false
+		return classified{}, false
 	}
 	if p := r.piece.Load(); p != 0 && (first-start)/p == (last-start)/p {
 		start += (first - start) / p * p
 		end = start + p
 	}
-	return memory{kind: r.kind, unforked: r.unforked, lo: start, hi: end, prove: func() proof { return r }}, true
+	return classified{kind: r.kind, unforked: r.unforked, lo: start, hi: end, newValidator: func() validator { return r }}, true
 }

@@ -56,7 +56,7 @@ func TestARangeWithdrawnDuringItsRegistrationIsNotCached(t *testing.T) {
 }
 
 // Whoever declares memory next finds nothing valid of the range that has ended: a region that took its
-// regions in would be one of memory that only the old range was the proof of.
+// regions in would be one of memory that only the old range was the validator of.
 func TestARangeHasEndedBeforeItsMemoryCanBeDeclaredAgain(t *testing.T) {
 	b := make([]byte, 64<<10)
 	stable, err := Declare(b)

@@ -14,7 +14,7 @@ type Region struct {
 	access     Access
 	mr         MR
 	kind       Kind
-	proof      proof // nil for a region that is not for the cache
+	validator  validator // nil for a region that is not for the cache
 
 	// refs counts the holders, among them the cache while the region is in it. Whoever
 	// brings it to 0 deregisters the region. It never rises from 0.
@@ -82,7 +82,7 @@ func (r *Region) Release() error {
 	return r.drop()
 }
 
-// invalidate takes the region out of its cache because its proof has ended, or nobody is left who
+// invalidate takes the region out of its cache because its validator has ended, or nobody is left who
 // uses it. It is deregistered now, or at the last Release.
 func (r *Region) invalidate(cause Cause) {
 	if r.expel(cause) {

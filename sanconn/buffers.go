@@ -10,7 +10,7 @@ import (
 // for a *net.TCPConn. (Given any other connection, WriteTo writes slice by slice.) Without
 // bytes its error is that of a Write of none, where net finds nothing but Close and deadlines.
 func (c *Conn) WriteBuffers(v *net.Buffers) (int64, error) {
-	w := writer{v: v}
+	w := pendingWrite{v: v}
 	err := c.out.write(c, &w)
 	if oe, ok := err.(*net.OpError); ok && oe.Op == opWrite { // of this call alone
 		oe.Op = opWritev

@@ -42,7 +42,7 @@ type Conn struct {
 	in  incoming
 
 	use    usage
-	fd     descriptor
+	fd     tcpDescriptor
 	closed atomic.Bool
 	reset  atomic.Bool // SetLinger(0): Close is a reset
 
@@ -155,7 +155,7 @@ func (c *Conn) Read(p []byte) (n int, err error) {
 // process or its host dies. The error is EPIPE or ECONNRESET where the peer does not
 // read any more, ETIMEDOUT where it does not answer.
 func (c *Conn) Write(p []byte) (int, error) {
-	w := writer{p: p}
+	w := pendingWrite{p: p}
 	if s := c.out.san.Load(); s != nil && !c.out.owned.Load() {
 		// As the loop in write has it, but without its defer, which costs a tenth of a small Write.
 		raceedge.Release()

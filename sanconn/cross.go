@@ -7,7 +7,7 @@ import (
 
 // crossLocked moves the direction, and writes what is left of a Write by the session; nil: there is
 // none. No other Write goes to the session before that is done: their bytes would be mixed. op is held.
-func (o *outgoing) crossLocked(c *Conn, s *session.Session, w *writer) (err error) {
+func (o *outgoing) crossLocked(c *Conn, s *session.Session, w *pendingWrite) (err error) {
 	o.beginLocked(c, s, w != nil && w.n > 0)
 	if w != nil {
 		// Close and CloseWrite wait for op if they came before the begin, and end the session's
@@ -82,7 +82,7 @@ func (in *incoming) turnLocked(c *Conn) bool {
 	beyond := c.state.beyond(read)
 	turns := c.state.phase == onSAN && (beyond || c.state.turns(read))
 	if turns {
-		if in.deadline.alarm == nil {
+		if in.deadline.expiry == nil {
 			in.deadline.toSession(s.InterruptRead)
 		}
 		if c.state.in.shut {

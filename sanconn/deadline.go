@@ -39,8 +39,8 @@ func (d *deadline) set(c *Conn, t time.Time) error {
 	d.want = t
 	c.changedLocked()
 	switch {
-	case d.alarm != nil:
-		d.alarm.set(t)
+	case d.expiry != nil:
+		d.expiry.set(t)
 		return nil
 	case d.held:
 		return nil
@@ -51,9 +51,9 @@ func (d *deadline) set(c *Conn, t time.Time) error {
 // deadline is that of a direction, on whichever carrier it is. Conn's mu guards it.
 type deadline struct {
 	want   time.Time
-	alarm  *alarm // of the session, once the direction has moved; else nil
-	held   bool   // TCP's is longAgo, so that an operation in TCP returns, and looks at the state; there is no alarm
-	writes bool   // it is this end's direction
+	expiry *expiry // of the session, once the direction has moved; else nil
+	held   bool    // TCP's is longAgo, so that an operation in TCP returns, and looks at the state; there is no expiry
+	writes bool    // it is this end's direction
 }
 
 // longAgo ends an operation at once.
@@ -69,7 +69,7 @@ func (d *deadline) setTCP(tcp *net.TCPConn, t time.Time) error {
 // hold has operations in TCP return at once, now and later, until restore. Once the direction is on a
 // session there are none.
 func (d *deadline) hold(tcp *net.TCPConn) {
-	if d.alarm == nil {
+	if d.expiry == nil {
 		d.held = true
 		d.setTCP(tcp, longAgo)
 	}
@@ -108,26 +108,26 @@ func (d *deadline) awaitLocked(c *Conn) error {
 
 // toSession has the deadline interrupt a session instead.
 func (d *deadline) toSession(interrupt func(bool)) {
-	// An allocation of its own: a running timer keeps its alarm alive, and must not keep a
+	// An allocation of its own: a running timer keeps its expiry alive, and must not keep a
 	// forgotten Conn from being collected.
-	d.alarm, d.held = &alarm{interrupt: interrupt}, false
-	d.alarm.set(d.want)
+	d.expiry, d.held = &expiry{interrupt: interrupt}, false
+	d.expiry.set(d.want)
 }
 
 // toTCP ends toSession.
 func (d *deadline) toTCP(tcp *net.TCPConn) {
-	if d.alarm != nil {
-		d.alarm.stop()
+	if d.expiry != nil {
+		d.expiry.stop()
 	}
-	d.alarm, d.held = nil, false
+	d.expiry, d.held = nil, false
 	d.setTCP(tcp, d.want)
 }
 
 // close has the operations of a connection that is closed return; its own end on a session ends
 // those there.
 func (d *deadline) close(tcp *net.TCPConn) {
-	if d.alarm != nil {
-		d.alarm.stop()
+	if d.expiry != nil {
+		d.expiry.stop()
 	}
 	d.hold(tcp)
 }
@@ -151,9 +151,9 @@ func (d *deadline) afterTCP(c *Conn, op string, err error) error {
 	return err
 }
 
-// alarm interrupts one direction of a session when its time comes, and
+// expiry interrupts one direction of a session when its time comes, and
 // lifts the interruption when it is moved or cleared.
-type alarm struct {
+type expiry struct {
 	interrupt func(bool) // does not block
 
 	mu      sync.Mutex  // guards the following, and orders the calls of interrupt
@@ -166,7 +166,7 @@ type alarm struct {
 // set moves the deadline to t; the zero time means none. A timer that fires before t stays as it is,
 // and is set again when it has fired: many programs move the deadline, or clear and set it, with each
 // call, and setting a timer would take most of that.
-func (d *alarm) set(t time.Time) {
+func (d *expiry) set(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if t.IsZero() {
@@ -186,7 +186,7 @@ func (d *alarm) set(t time.Time) {
 }
 
 // stop clears the deadline, and the timer, which would keep the session alive.
-func (d *alarm) stop() {
+func (d *expiry) stop() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.at = time.Time{}
@@ -198,7 +198,7 @@ func (d *alarm) stop() {
 }
 
 // start has the timer fire at the deadline, in so long. mu is held.
-func (d *alarm) start(wait time.Duration) {
+func (d *expiry) start(wait time.Duration) {
 	if d.timer == nil {
 		d.timer = time.AfterFunc(wait, d.fire)
 	} else {
@@ -208,7 +208,7 @@ func (d *alarm) start(wait time.Duration) {
 }
 
 // fire is the timer's function. The deadline may have moved before it runs.
-func (d *alarm) fire() {
+func (d *expiry) fire() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.fires = time.Time{}
@@ -222,7 +222,7 @@ func (d *alarm) fire() {
 }
 
 // change tells the session if the state has changed. mu is held.
-func (d *alarm) change(expired bool) {
+func (d *expiry) change(expired bool) {
 	if d.expired != expired {
 		d.expired = expired
 		d.interrupt(expired)

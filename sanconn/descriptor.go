@@ -29,8 +29,8 @@ const (
 	mostReturnPause = time.Millisecond
 )
 
-// descriptor is TCP's, which the program may have, and others may have had before it.
-type descriptor struct {
+// tcpDescriptor is TCP's, which the program may have, and others may have had before it.
+type tcpDescriptor struct {
 	// exposed is how often the program has had it for a moment, or others before it:
 	// what is known here of the stream may not be all of it.
 	exposed atomic.Uint64
@@ -45,7 +45,7 @@ type agreement struct{ out, in atomic.Bool }
 
 // check returns an error if the program may have used the descriptor. What it has found
 // holds as long as exposed stays what is returned.
-func (d *descriptor) check(c *Conn) (exposed uint64, err error) {
+func (d *tcpDescriptor) check(c *Conn) (exposed uint64, err error) {
 	exposed = d.exposed.Load()
 	switch {
 	case c.use.claimed():
@@ -101,7 +101,7 @@ func (c *Conn) counted(use int64) {
 }
 
 // have has TCP carry the connection, until release.
-func (d *descriptor) have(c *Conn) error {
+func (d *tcpDescriptor) have(c *Conn) error {
 	d.exposed.Add(1)
 	c.mu.Lock()
 	d.users++
@@ -135,7 +135,7 @@ func (in *incoming) awaitReturned(c *Conn) {
 
 // release ends a have, also one that has failed. claim: behind the last one the connection may move
 // no earlier than it has been used for as much as at its beginning.
-func (d *descriptor) release(c *Conn, claim bool) {
+func (d *tcpDescriptor) release(c *Conn, claim bool) {
 	d.exposed.Add(1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -145,7 +145,7 @@ func (d *descriptor) release(c *Conn, claim bool) {
 }
 
 // pinLocked has TCP carry the connection for good. It is called between have and release, with mu held.
-func (d *descriptor) pinLocked(c *Conn) {
+func (d *tcpDescriptor) pinLocked(c *Conn) {
 	c.state.pinned = true
 	if c.state.hasLeft {
 		c.use.at.Store(newconn.Never)

@@ -48,7 +48,7 @@ func (c *Conn) Reserve(n int) ([]byte, error) {
 
 // reserve is Reserve on TCP.
 func (o *outgoing) reserve(c *Conn, n int) ([]byte, error) {
-	if err := o.await(c, &writer{}); err != nil {
+	if err := o.await(c, &pendingWrite{}); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
@@ -99,7 +99,7 @@ func (c *Conn) sendReserved(n int) (sent int, err error) {
 	if n == 0 {
 		return 0, nil
 	}
-	w := writer{p: room[:n], commits: true}
+	w := pendingWrite{p: room[:n], commits: true}
 	err = c.out.write(c, &w)
 	return int(w.n), err
 }

@@ -41,8 +41,8 @@ type outgoing struct {
 	deadline deadline
 }
 
-// writer is a Write under way, of one slice or of several.
-type writer struct {
+// pendingWrite is a Write under way, of one slice or of several.
+type pendingWrite struct {
 	p       []byte       // what is left of the one
 	v       *net.Buffers // what is left of the several; nil: it is one
 	n       int64        // how many bytes were written
@@ -51,10 +51,10 @@ type writer struct {
 }
 
 // done reports whether nothing is left.
-func (w *writer) done() bool { return len(w.p) == 0 && (w.v == nil || len(*w.v) == 0) }
+func (w *pendingWrite) done() bool { return len(w.p) == 0 && (w.v == nil || len(*w.v) == 0) }
 
 // bySession writes what is left.
-func (w *writer) bySession(s *session.Session) (err error) {
+func (w *pendingWrite) bySession(s *session.Session) (err error) {
 	raceedge.Release()
 	var n int64
 	if w.v != nil {
@@ -70,7 +70,7 @@ func (w *writer) bySession(s *session.Session) (err error) {
 }
 
 // byTCP writes a piece.
-func (w *writer) byTCP(tcp *net.TCPConn) (n int64, err error) {
+func (w *pendingWrite) byTCP(tcp *net.TCPConn) (n int64, err error) {
 	if w.v != nil {
 		n, err = writePieceOf(w.v, tcp)
 	} else {
@@ -83,7 +83,7 @@ func (w *writer) byTCP(tcp *net.TCPConn) (n int64, err error) {
 }
 
 // write does a Write.
-func (o *outgoing) write(c *Conn, w *writer) error {
+func (o *outgoing) write(c *Conn, w *pendingWrite) error {
 	defer func() {
 		if w.cuts > 0 {
 			o.addCuts(c, -w.cuts) // it may come before what counts them
@@ -125,7 +125,7 @@ func (o *outgoing) write(c *Conn, w *writer) error {
 // taken it. If that has cut it in its middle, other Writes wait for it, as its bytes are not to be
 // mixed with theirs. It is called before they can go on, but by a Write on the session, for which
 // exchange calls addCuts.
-func (o *outgoing) again(c *Conn, w *writer, err error) error {
+func (o *outgoing) again(c *Conn, w *pendingWrite, err error) error {
 	switch {
 	case err == session.ErrCut:
 		w.cuts++
@@ -153,7 +153,7 @@ func (o *outgoing) ownLocked(c *Conn) {
 }
 
 // may reports whether it is this Write's turn.
-func (o *outgoing) may(c *Conn, w *writer) bool {
+func (o *outgoing) may(c *Conn, w *pendingWrite) bool {
 	if !o.owned.Load() {
 		return true
 	}
@@ -162,7 +162,7 @@ func (o *outgoing) may(c *Conn, w *writer) bool {
 	return o.mayLocked(w)
 }
 
-func (o *outgoing) mayLocked(w *writer) bool {
+func (o *outgoing) mayLocked(w *pendingWrite) bool {
 	return !o.owned.Load() || w.cuts > 0 || w.commits && o.cut <= 0
 }
 
@@ -199,7 +199,7 @@ func (o *outgoing) shutLocked(c *Conn) error {
 }
 
 // writeLocked writes by TCP, piece by piece, until the direction may move. op is held.
-func (o *outgoing) writeLocked(c *Conn, w *writer) error {
+func (o *outgoing) writeLocked(c *Conn, w *pendingWrite) error {
 	for {
 		if s := o.next.Load(); s != nil {
 			return o.crossLocked(c, s, w)
@@ -220,7 +220,7 @@ func (o *outgoing) writeLocked(c *Conn, w *writer) error {
 
 // piece has a piece of a copy put on TCP; errLook: something else is to be done first.
 func (o *outgoing) piece(c *Conn, put func() (int64, error)) error {
-	if err := o.await(c, &writer{}); err != nil {
+	if err := o.await(c, &pendingWrite{}); err != nil {
 		return err
 	}
 	o.op.Lock()
@@ -240,7 +240,7 @@ func (o *outgoing) count(c *Conn, n int64) {
 }
 
 // await waits while a Write has to.
-func (o *outgoing) await(c *Conn, w *writer) error {
+func (o *outgoing) await(c *Conn, w *pendingWrite) error {
 	if !o.suspended.Load() && !o.owned.Load() {
 		return nil
 	}

@@ -63,7 +63,7 @@ func (r *rawConn) Write(f func(fd uintptr) (done bool)) error {
 		return c.opError(opRawWrite, err)
 	}
 	for { // behind a Write that was cut, and what is reserved
-		if err := c.out.await(c, &writer{}); err != nil {
+		if err := c.out.await(c, &pendingWrite{}); err != nil {
 			err.(*net.OpError).Op = opRawWrite
 			return err
 		}

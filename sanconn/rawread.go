@@ -56,7 +56,7 @@ type lentShelf struct {
 func init() { undernet.ReaderOf = lent.readerOf }
 
 // readerOf returns what syscall.Read is to read instead of a descriptor, or nil.
-func (t *lentTable) readerOf(fd int) undernet.Reader {
+func (t *lentTable) readerOf(fd int) undernet.RawReader {
 	if t.n.Load() == 0 {
 		return nil
 	}
@@ -226,13 +226,13 @@ func (r *rawConn) readCounted(f func(fd uintptr) (done bool)) (done bool, err er
 // errUncounted means that there is no session to try a function on.
 var errUncounted = errors.New("sanconn: on TCP")
 
-// outcome is what one call of a function did: it was done, has read by syscall.Read, and was told the
+// callResult is what one call of a function did: it was done, has read by syscall.Read, and was told the
 // end or an error.
-type outcome struct{ done, read, told bool }
+type callResult struct{ done, read, told bool }
 
 // readOnce has f read once: from a session, which it returns, or from TCP, where it waits as long as
 // f wants to.
-func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *session.Session, did outcome, err error) {
+func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *session.Session, did callResult, err error) {
 	c := r.c
 	c.in.lends.Lock()
 	defer c.in.lends.Unlock()
@@ -251,7 +251,7 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 		}
 	}
 	if tries && s == nil {
-		return nil, outcome{}, errUncounted
+		return nil, callResult{}, errUncounted
 	}
 	if err = c.in.stopped(c); err == nil && s == nil {
 		l.most, err = c.in.beforeLocked(c)
@@ -260,13 +260,13 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 	case err == io.EOF: // by CloseRead
 		l.tells = io.EOF
 	case err != nil:
-		return nil, outcome{}, err
+		return nil, callResult{}, err
 	case l.most == 0:
 		c.mu.Lock()
 		err = c.in.deadline.passed(c)
 		c.mu.Unlock()
 		if err != nil {
-			return nil, outcome{}, err
+			return nil, callResult{}, err
 		}
 	}
 	if l.most > 0 {
@@ -276,14 +276,14 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 				err = c.readByTCP(l.used)
 			}
 			if err != nil || l.ended == nil || l.done {
-				return nil, outcome{done: l.done, read: l.used}, err
+				return nil, callResult{done: l.done, read: l.used}, err
 			}
 		}
 		if err = c.in.endOfTCP(c, l.ended); err == errLook {
 			l.ended = nil
 		}
 		if err == errLook || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed) {
-			return nil, outcome{}, err
+			return nil, callResult{}, err
 		}
 		l.tells = err
 	}
@@ -304,7 +304,7 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 		c.fd.exposed.Add(1)
 		err = errUnread
 	}
-	return s, outcome{l.done, l.used, l.tells != nil}, err
+	return s, callResult{l.done, l.used, l.tells != nil}, err
 }
 
 // readByTCP is called when a function has had TCP's descriptor, and was counted if it has read by

@@ -114,7 +114,7 @@ func (s *Session) close(unread bool) error {
 // comes through a ring behind this end's negotiation message.
 func (s *Session) mayFinish() (may bool) {
 	s.rxMu.Lock()
-	begun := s.rx.phase != negotiating
+	begun := s.rx.stage != negotiating
 	s.rxMu.Unlock()
 	s.withSender(func(tx *sender) { may = begun || s.ring && tx.stats.messages != 0 })
 	return may

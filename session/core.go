@@ -23,7 +23,7 @@ type core struct {
 	lim Limits
 
 	bounds bounds
-	plan   plan // set by Negotiate, before any Write
+	terms  terms // set by Negotiate, before any Write
 
 	cfg  Config
 	ring bool          // nothing that was sent is lost with this process, and a dead peer is found: see Limits.Window
@@ -113,7 +113,7 @@ func newCore(ep Endpoint, cfg Config) *core {
 	rx.inbox = inbox{mem: c.mem, size: c.bounds.inbox, do: &rx.do}
 	rx.fetch.mem, rx.fetch.bounds, rx.fetch.do, rx.fetch.stats = c.mem, &c.bounds, &rx.do, &rx.stats
 	c.urgentCame = make(chan struct{}, 1)
-	c.tx = sender{msgs: ep, mem: c.mem, credits: &c.credits, plan: &c.plan}
+	c.tx = sender{msgs: ep, mem: c.mem, credits: &c.credits, terms: &c.terms}
 	c.tx.buffer.reads = &rx.fetch.reads.posted
 	return c
 }
@@ -169,7 +169,7 @@ func (c *core) detach(giveBack func()) {
 	c.rxMu.Lock()
 	c.txMu.Lock()
 	c.tx.closed = true
-	c.rx.phase.reach(closed)
+	c.rx.stage.reach(closed)
 	c.txMu.Unlock()
 	c.rxMu.Unlock()
 	c.detached.Do(giveBack)

@@ -150,7 +150,7 @@ func when(is bool, text string) string {
 
 func (rx *receiver) describe(d *description) {
 	d.line("  receive %d bytes in %d messages, %d messages unread%s%s", rx.stats.bytes, rx.stats.messages, rx.kept,
-		when(rx.phase == negotiating, "; not negotiated"), when(rx.gone, "; thrown away"))
+		when(rx.stage == negotiating, "; not negotiated"), when(rx.gone, "; thrown away"))
 	if rx.end != notYet {
 		d.line("          the stream has ended%s%s", when(rx.end >= byClose, "; the peer has closed"), when(rx.end == byAbort, "; by a reset"))
 	}

@@ -19,7 +19,7 @@ func (e *engine) lockRx() {
 // markOverLocked marks the receiver if the connection is over.
 func (e *engine) markOverLocked() {
 	if e.failure.Load() != nil {
-		e.rx.phase.reach(over)
+		e.rx.stage.reach(over)
 	}
 }
 

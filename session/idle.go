@@ -101,8 +101,8 @@ func (e *engine) pollIdle() (used, looked bool) {
 	}
 	defer e.rxMu.Unlock()
 	rx := &e.rx
-	if rx.phase >= over {
-		if rx.phase != closed { // or the endpoint may be retired
+	if rx.stage >= over {
+		if rx.stage != closed { // or the endpoint may be retired
 			e.notifyEnd()
 		}
 		i.unlisted.Store(true)

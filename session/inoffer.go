@@ -112,7 +112,7 @@ func (f *fetches) endOffer(gone bool) (short bool) {
 // when it is over. It reports whether it started any.
 func (rx *receiver) advanceOffer() (started bool) {
 	f := &rx.fetch
-	if f.open == nil || rx.phase >= over || rx.do.fault != nil {
+	if f.open == nil || rx.stage >= over || rx.do.fault != nil {
 		return false
 	}
 	if !rx.gone {

@@ -137,7 +137,7 @@ func (r *reading) tryLend(as loan) (b []byte, coming bool, err error) {
 	r.lockRx()
 	defer r.unlockRx()
 	rx := &r.rx
-	if rx.phase == closed {
+	if rx.stage == closed {
 		return nil, false, r.streamEndLocked()
 	}
 	if rx.loan != noLoan && max(rx.loan, as) == exclusive {
@@ -172,7 +172,7 @@ func (r *reading) Discard(n int) error {
 	}
 	rx.loan = noLoan
 	var err error
-	if rx.phase != closed {
+	if rx.stage != closed {
 		err = rx.endLoan(n)
 	}
 	r.unlockRx()

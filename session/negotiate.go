@@ -92,7 +92,7 @@ func (s *Session) negotiateStep() (want Events, err error) {
 	// Not before: what comes behind the peer's message may be answered at once, by whom
 	// the endpoint wakes, and the answer would overtake this end's negotiation message.
 	s.rxMu.Lock()
-	s.rx.phase.reach(running)
+	s.rx.stage.reach(running)
 	s.rxMu.Unlock()
 	s.sendPending() // what waits for it: see ResetAtDeath
 	return 0, nil
@@ -102,7 +102,7 @@ func (s *Session) negotiateStep() (want Events, err error) {
 func (s *Session) negotiated() (bool, error) {
 	s.rxMu.Lock()
 	defer s.rxMu.Unlock()
-	if s.rx.phase == closed {
+	if s.rx.stage == closed {
 		return false, ErrClosed
 	}
 	ev := &s.rx.ev
@@ -126,7 +126,7 @@ func (s *Session) negotiated() (bool, error) {
 	s.rx.stats.messages++
 	s.txMu.Lock()
 	s.credits.Limit(p.Credits)
-	s.plan = newPlan(&s.cfg, &s.lim, p)
+	s.terms = newTerms(&s.cfg, &s.lim, p)
 	s.unlockTx()
 	return true, nil
 }

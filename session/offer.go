@@ -89,10 +89,10 @@ func (o *outOffer) readByPeer(m wire.ReadDone, do *due) {
 // where there is no memory for a send buffer, each is. Behind one that could not be registered there is
 // less reason to try.
 func (w *writing) pays(p []byte) bool {
-	_, rest := w.plan.toExpose(p)
+	_, rest := w.terms.toExpose(p)
 	w.txMu.Lock()
 	defer w.txMu.Unlock()
-	if !w.plan.bufferMayPay {
+	if !w.terms.bufferMayPay {
 		return true
 	}
 	if o := &w.tx.buffer; o.short && o.skip > 0 {
@@ -109,7 +109,7 @@ func (w *writing) pays(p []byte) bool {
 // writeOffered writes from the front of p by offers, as long as what is left is large
 // enough and can be registered. Why an offer ended short, or was not made, the rest of the Write finds.
 func (w *writing) writeOffered(p []byte, more bool) (n int) {
-	for w.plan.large(len(p) - n) {
+	for w.terms.large(len(p) - n) {
 		k, whole := w.writeOffer(p[n:], more)
 		n += k
 		if !whole {
@@ -123,7 +123,7 @@ func (w *writing) writeOffered(p []byte, more bool) (n int) {
 // writeOffer offers as much of p as one exposure takes, and waits until the peer
 // has it. It returns how many bytes of p are the peer's.
 func (w *writing) writeOffer(p []byte, more bool) (n int, whole bool) {
-	first, rest := w.plan.toExpose(p)
+	first, rest := w.terms.toExpose(p)
 	desc, err := w.mem.Expose(rest, RemoteRead)
 	if err != nil {
 		if w.over() == nil {
@@ -142,7 +142,7 @@ func (w *writing) writeOffer(p []byte, more bool) (n int, whole bool) {
 	if err != nil {
 		return 0, false
 	}
-	if len(rest) > nearDone(w.plan.maxRDMA) {
+	if len(rest) > nearDone(w.terms.maxRDMA) {
 		w.wr.slept.Store(true) // until NearDone
 	}
 	if err = w.until(w.offerOver, w.writeBlocked); err != nil {

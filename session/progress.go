@@ -41,7 +41,7 @@ func (e *engine) progressLocked() (events int) {
 	rx := &e.rx
 	rx.polls++
 	for again := true; again; again = rx.advanceOffer() {
-		for rx.phase == running && e.ep.Poll(&rx.ev) {
+		for rx.stage == running && e.ep.Poll(&rx.ev) {
 			e.handleLocked(&rx.ev)
 			if events = rx.do.count(events); events >= progressMost {
 				e.progressAgain()

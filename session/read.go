@@ -91,7 +91,7 @@ func (r *reading) receive(p []byte) (int, error) {
 
 func (r *reading) receiveLocked(p []byte) (n int, err error) {
 	rx := &r.rx
-	if rx.phase == closed || rx.loan != noLoan || rx.fetch.into.buf != nil {
+	if rx.stage == closed || rx.loan != noLoan || rx.fetch.into.buf != nil {
 		return r.receiveNothingLocked()
 	}
 	before, events := rx.stats.messages, 0
@@ -107,7 +107,7 @@ func (r *reading) receiveLocked(p []byte) (n int, err error) {
 				continue
 			}
 		}
-		if rx.phase == over || rx.do.fault != nil {
+		if rx.stage == over || rx.do.fault != nil {
 			break
 		}
 		if events >= progressMost {
@@ -161,7 +161,7 @@ func (r *reading) receiveNothingLocked() (n int, err error) {
 	switch {
 	case rx.fetch.into.buf != nil:
 		return r.directDoneLocked()
-	case rx.phase == closed:
+	case rx.stage == closed:
 		return 0, r.streamEndLocked()
 	}
 	return 0, nil // a loan has to end first, and until then the peer is answered
@@ -206,7 +206,7 @@ func (r *reading) findEndLocked() error {
 	case rx.end != notYet:
 		return io.EOF
 	}
-	if rx.phase == closed {
+	if rx.stage == closed {
 		return ErrClosed
 	}
 	if rx.kept > 0 || rx.fetch.cur.unread() != nil { // it came with the end of a transfer of no bytes

@@ -17,7 +17,7 @@ type receiver struct {
 	credits *credit.Counts
 
 	ev    Event
-	phase phase
+	stage stage
 	end   ending
 	gone  bool // this end has closed: what comes is dropped, with FlagGone to the peer
 	loan  loan
@@ -36,17 +36,17 @@ type receiver struct {
 	stats traffic
 }
 
-// phase is how far the connection has come. It only grows: see reach.
-type phase uint8
+// stage is how far the connection has come. It only grows: see reach.
+type stage uint8
 
 const (
-	negotiating phase = iota // Negotiate alone may poll
+	negotiating stage = iota // Negotiate alone may poll
 	running
 	over   // the connection is over: what had come is still read
 	closed // the endpoint is, or is about to be
 )
 
-func (p *phase) reach(next phase) { *p = max(*p, next) }
+func (p *stage) reach(next stage) { *p = max(*p, next) }
 
 // ending is how the peer's stream has ended: nothing with a place in it follows. See
 // receiver.endedByPeer.
@@ -286,7 +286,7 @@ func (rx *receiver) unread() bool { return rx.kept > 0 || !rx.fetch.cur.consumed
 // discard makes sure that nothing more is kept, and gives back what is unread, unless it
 // is lent: then the end of the loan does.
 func (rx *receiver) discard() {
-	if rx.phase == closed || rx.gone {
+	if rx.stage == closed || rx.gone {
 		return
 	}
 	rx.gone = true

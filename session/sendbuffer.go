@@ -152,7 +152,7 @@ func (t *sender) bufferToInbox() bool {
 	o := &t.buffer
 	b := o.next()
 	to := int(o.filled % int64(o.inbox.Len))
-	n := min(len(b), int(o.inbox.Len)-to, int(o.inbox.Len)-int(o.filled-o.emptied), t.plan.maxRDMA)
+	n := min(len(b), int(o.inbox.Len)-to, int(o.inbox.Len)-int(o.filled-o.emptied), t.terms.maxRDMA)
 	if n == 0 || o.queueFull.Load() {
 		return false
 	}
@@ -201,12 +201,12 @@ func (t *sender) writeCompleted(err error) {
 // when the peer reads. It reports whether there is an inbox, but no send buffer.
 func (t *sender) wantInbox(n int) (alloc bool) {
 	o := &t.buffer
-	if o.state == bufferNone && t.plan.bufferFrom > 0 {
-		if n >= t.plan.bufferFrom {
+	if o.state == bufferNone && t.terms.bufferFrom > 0 {
+		if n >= t.terms.bufferFrom {
 			o.without = min(o.without+min(n, maxBuffer), maxBuffer)
 		}
 		switch {
-		case o.without < t.plan.bufferAfter:
+		case o.without < t.terms.bufferAfter:
 		case o.skip > 0:
 			o.skip -= min(n, 1) // one that waits looks often, and counts once
 		default:

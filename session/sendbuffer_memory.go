@@ -7,7 +7,7 @@ import "time"
 // prepareBuffer, for n bytes of a Write, requests the peer's inbox if there is none, and allocates
 // the send buffer once there is one. It gives one back that cannot be registered. wr.op is held.
 func (e *engine) prepareBuffer(n int) {
-	if e.plan.bufferFrom == 0 {
+	if e.terms.bufferFrom == 0 {
 		return
 	}
 	var old []byte
@@ -23,7 +23,7 @@ func (e *engine) prepareBuffer(n int) {
 	})
 	e.freeBuffer(old)
 	if alloc {
-		buf := allocBuffer(e.mem, e.plan.bufferSize)
+		buf := allocBuffer(e.mem, e.terms.bufferSize)
 		e.withSender(func(tx *sender) { tx.openBuffer(buf) })
 	}
 }

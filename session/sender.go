@@ -15,7 +15,7 @@ type sender struct {
 	msgs    Messages
 	mem     Memory
 	credits *credit.Counts
-	plan    *plan
+	terms   *terms
 
 	closed  bool         // the endpoint is, or is about to be
 	control controlQueue // control messages that found no room or credit
@@ -100,7 +100,7 @@ func (t *sender) pending() bool {
 
 // cutWaits reports whether the peer is to be sent that the stream is cut here: not before
 // Negotiate, nor behind the last message.
-func (t *sender) cutWaits() bool { return t.cutDue && t.plan.maxMsg > 0 && t.writable() }
+func (t *sender) cutWaits() bool { return t.cutDue && t.terms.maxMsg > 0 && t.writable() }
 
 // writable reports whether bytes can still be written.
 func (t *sender) writable() bool { return !t.closed && t.last.typ == 0 }
@@ -124,7 +124,7 @@ func (t *sender) trySend(p []byte, more bool) int {
 		return 0
 	}
 	// Nothing in the send buffer is before them, and it is not open, or not for so few.
-	if o := &t.buffer; o.unsent() == 0 && !(o.state == bufferOpen && len(p) >= t.plan.bufferFrom) {
+	if o := &t.buffer; o.unsent() == 0 && !(o.state == bufferOpen && len(p) >= t.terms.bufferFrom) {
 		if n := t.tryMessage(p, min(len(p), minFragment), more); n > 0 {
 			return n
 		}
@@ -145,7 +145,7 @@ func (t *sender) tryMessage(p []byte, least int, more bool) int {
 	return n
 }
 
-// tryWhole takes all of p, of at most plan.whole bytes, if nothing stands in its way: into a
+// tryWhole takes all of p, of at most terms.whole bytes, if nothing stands in its way: into a
 // message or, behind what is in the send buffer, to there.
 func (t *sender) tryWhole(p []byte) bool {
 	switch {
@@ -199,11 +199,11 @@ func (t *sender) room(lo, hi int) []byte {
 			t.stats.stalls++
 		}
 		t.stalled = true
-		t.buffer.without = max(t.buffer.without, t.plan.bufferAfter)
+		t.buffer.without = max(t.buffer.without, t.terms.bufferAfter)
 		return nil
 	}
 	t.stalled = false
-	room := t.msgs.Reserve(min(lo+wire.HeaderLen, t.plan.maxMsg), min(hi+wire.HeaderLen, t.plan.maxMsg))
+	room := t.msgs.Reserve(min(lo+wire.HeaderLen, t.terms.maxMsg), min(hi+wire.HeaderLen, t.terms.maxMsg))
 	if room != nil {
 		t.urgent = false
 	}
@@ -343,7 +343,7 @@ func (t *sender) endLoan(n int) (ok bool) {
 		t.stats.bytes += uint64(n)
 	case room != nil && !t.closed:
 		t.msgs.Commit(0)
-	case n > 0 && n <= t.plan.whole && t.buffer.unsent() == 0 && t.tryMessage(reserved[:n], n, false) > 0:
+	case n > 0 && n <= t.terms.whole && t.buffer.unsent() == 0 && t.tryMessage(reserved[:n], n, false) > 0:
 	case n > 0: // not behind an RDMA write
 		t.buffer.tail += int64(n)
 		t.buffer.inWrite = false

@@ -14,7 +14,7 @@ import (
 // them: syscall.EPIPE (the peer no longer reads), ECONNRESET, ETIMEDOUT. A Write of no bytes
 // returns what there is to report.
 func (w *writing) Write(p []byte) (int, error) {
-	if n := len(p); n > 0 && n <= w.plan.whole && w.writeAtOnce(p) {
+	if n := len(p); n > 0 && n <= w.terms.whole && w.writeAtOnce(p) {
 		return n, nil
 	}
 	w.wr.begin()
@@ -70,7 +70,7 @@ func (w *writing) WriteBuffers(v [][]byte) (n int64, err error) {
 // packable is how many slices from the front fit into one message of moderate size.
 func (w *writing) packable(v [][]byte) int {
 	const packLimit = 16 << 10 // above, a message's own cost is small compared with the copy
-	limit, sum := min(packLimit, w.plan.maxMsg-wire.HeaderLen), 0
+	limit, sum := min(packLimit, w.terms.maxMsg-wire.HeaderLen), 0
 	for i, b := range v {
 		if sum += len(b); sum > limit {
 			return i
@@ -97,7 +97,7 @@ func (w *writing) writeHeld(p []byte, more bool) (n int, err error) {
 		w.progress(false) // what has come is handled
 		return 0, w.writeBlocked()
 	}
-	if w.plan.large(len(p)) && w.pays(p) {
+	if w.terms.large(len(p)) && w.pays(p) {
 		if n = w.writeOffered(p, more); n == len(p) {
 			return n, nil
 		}

@@ -58,7 +58,7 @@ func (j *Job) Passing() *session.Unavailable { return j.passing.Load() }
 
 // run is an attempt to move, if there is time left for one: tried. slow: it has run out of time,
 // and had enough. The rest of a job's time may be none to speak of.
-func (j *Job) run(p *Pool) (tried, slow bool) {
+func (j *Job) run(p *Scheduler) (tried, slow bool) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(j.Ctx, j.Remaining)
 	defer cancel()
@@ -95,8 +95,8 @@ func isPassing(why *session.Unavailable) bool {
 	return slow || errors.Is(why, hello.ErrNotAccepted) || errors.Is(why, hello.ErrUnknown)
 }
 
-// Pool has jobs run. The zero value is ready for use.
-type Pool struct {
+// Scheduler has jobs run. The zero value is ready for use.
+type Scheduler struct {
 	mu               sync.Mutex // guards what follows
 	waiting, running int
 	queues           map[netip.AddrPort][]*Job // those that wait, by their peer; none is empty
@@ -107,7 +107,7 @@ type Pool struct {
 
 // Counts returns how many jobs run, and how many wait for their turn. It waits for mu a little
 // while at most; ok: it has had it.
-func (p *Pool) Counts() (running, waiting int, ok bool) {
+func (p *Scheduler) Counts() (running, waiting int, ok bool) {
 	if !session.LockSoon(&p.mu) {
 		return 0, 0, false
 	}
@@ -116,7 +116,7 @@ func (p *Pool) Counts() (running, waiting int, ok bool) {
 }
 
 // Add has a job run when it is its turn. It does not block.
-func (p *Pool) Add(j *Job) {
+func (p *Scheduler) Add(j *Job) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.queues == nil {
@@ -131,7 +131,7 @@ func (p *Pool) Add(j *Job) {
 }
 
 // startLocked runs those whose turn it is. Each is bounded by its time.
-func (p *Pool) startLocked() {
+func (p *Scheduler) startLocked() {
 	for p.running < MostMoving {
 		silent, free := 0, MostMoving-p.running
 		for peer := range p.at {
@@ -169,7 +169,7 @@ func (p *Pool) startLocked() {
 	}
 }
 
-func (p *Pool) ran(peer netip.AddrPort, tried, slow bool) {
+func (p *Scheduler) ran(peer netip.AddrPort, tried, slow bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.running--

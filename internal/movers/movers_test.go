@@ -20,7 +20,7 @@ import (
 
 // testPool is the pool of a test.
 type testPool struct {
-	Pool
+	Scheduler
 	ended sync.WaitGroup // the jobs
 	waits bool           // each job, for its other end to be accepted
 }
@@ -286,7 +286,7 @@ func TestUndecidedIsNotSlow(t *testing.T) {
 
 // No more than mostSlow addresses are remembered for that.
 func TestSlowAddressesAreForgotten(t *testing.T) {
-	var pool Pool
+	var pool Scheduler
 	pool.slow, pool.at = make(map[netip.AddrPort]bool), make(map[netip.AddrPort]int)
 	for i := range 2 * mostSlow {
 		pool.running, pool.at[peerAt(uint16(i))] = 1, 1

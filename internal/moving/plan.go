@@ -145,7 +145,7 @@ func (p *Plan) moveLater(h newconn.Handle, atOnce, urgent bool) {
 }
 
 // Queue has connections move, those that a dial waits for and those in the background.
-var Queue movers.Pool
+var Queue movers.Scheduler
 
 // inTurn moves a connection when it is its turn.
 func (p *Plan) inTurn(ctx context.Context, h newconn.Handle, waits bool, done func(*session.Unavailable)) *movers.Job {

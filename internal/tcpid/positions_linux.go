@@ -79,24 +79,24 @@ func isOpen(fd int) (bool, error) {
 	}
 }
 
-// counts are those of TCP_INFO that positions depend on.
-type counts struct {
+// tcpCounts are those of TCP_INFO that positions depend on.
+type tcpCounts struct {
 	state                            uint8
 	acked, received, sent, sentAgain uint64
 	unsent                           uint32
 }
 
-func countsOf(fd int) (counts, error) {
+func countsOf(fd int) (tcpCounts, error) {
 	i, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err != nil {
-		return counts{}, wrap("TCP_INFO", err)
+		return tcpCounts{}, wrap("TCP_INFO", err)
 	}
-	return counts{i.State, i.Bytes_acked, i.Bytes_received, i.Bytes_sent, i.Bytes_retrans, i.Notsent_bytes}, nil
+	return tcpCounts{i.State, i.Bytes_acked, i.Bytes_received, i.Bytes_sent, i.Bytes_retrans, i.Notsent_bytes}, nil
 }
 
 // position takes away what is no byte of the application: a FIN counts as one of those
 // received, acknowledged or not acknowledged, and so does, at the dialer, the SYN.
-func (c counts) position(unread, unacked uint64) (p position, err error) {
+func (c tcpCounts) position(unread, unacked uint64) (p position, err error) {
 	var finSent, finReceived uint64
 	switch c.state {
 	case stateEstablished:

@@ -46,11 +46,11 @@ var (
 var Reads atomic.Bool
 
 // ReaderOf returns what is read instead of a descriptor, or nil. Package sanconn sets it.
-var ReaderOf func(fd int) Reader
+var ReaderOf func(fd int) RawReader
 
-// Reader is what syscall.Read of a descriptor reads instead, an unnamed interface as well. A call of
+// RawReader is what syscall.Read of a descriptor reads instead, an unnamed interface as well. A call of
 // Next is followed by one of Took, unless it has returned an error.
-type Reader = interface {
+type RawReader = interface {
 	// Next returns the bytes that come next, where they lie, none at the end, or, if most is not
 	// zero, has as many be read from the descriptor.
 	Next() (b []byte, most uint64, err error)

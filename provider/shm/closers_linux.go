@@ -29,7 +29,7 @@ const (
 // closers close what the users have passed.
 type closers struct {
 	mu    sync.Mutex // guards what follows
-	users map[quota.User]*userClosers
+	users map[quota.Holder]*userClosers
 }
 
 // userClosers close what one user has passed; there are none without work.

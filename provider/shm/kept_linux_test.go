@@ -201,7 +201,7 @@ func TestMemoryWhoseEventsWereLost(t *testing.T) {
 func TestNoLinkWithoutMemory(t *testing.T) {
 	smallBudget(t, 8<<20)
 	l := listen(t, Config{Dir: t.TempDir()})
-	memory := budget().Of(quota.User(os.Geteuid()))
+	memory := budget().Of(quota.Holder(os.Geteuid()))
 	n := int64(8<<20 - ring.Start)
 	memory.Charge(n)
 	defer memory.Charge(-n)

@@ -83,7 +83,7 @@ func newHoldings(l limits) *holdings {
 		descriptors: quota.New(l.descriptors),
 		space:       quota.New(l.addressSpace),
 		mappings:    quota.New(l.mappings),
-		closers:     closers{users: make(map[quota.User]*userClosers)},
+		closers:     closers{users: make(map[quota.Holder]*userClosers)},
 	}
 }
 
@@ -94,9 +94,9 @@ var held = newHoldings(startLimits)
 // or this process itself for what it needs to dial.
 type account struct {
 	*holdings
-	user quota.User
+	user quota.Holder
 }
 
-func accountOf(user uint32) account { return account{held, quota.User(user)} }
+func accountOf(user uint32) account { return account{held, quota.Holder(user)} }
 
 func ownAccount() account { return account{held, quota.Own} }

@@ -67,7 +67,7 @@ func TestConnectionsAreBoundedByUser(t *testing.T) {
 	wantReason(t, err, session.ReasonResources)
 	_, err = dial(l.at, Config{ringMax: minRingMax}) // over another link
 	wantReason(t, err, session.ReasonResources)
-	other := quota.User(os.Geteuid() + 1)
+	other := quota.Holder(os.Geteuid() + 1)
 	if held.connections.Used() != share || !held.connections.Take(other, share/2) {
 		t.Errorf("it holds %d, and others get nothing", held.connections.Used())
 	}
@@ -87,8 +87,8 @@ func TestWhomRingsAreChargedTo(t *testing.T) {
 	for _, tt := range []struct {
 		uid  uint32
 		dir  string
-		want quota.User
-	}{{own, "", quota.Own}, {other, "", quota.User(other)}, {own, "/a", quota.User(own)}} {
+		want quota.Holder
+	}{{own, "", quota.Own}, {other, "", quota.Holder(other)}, {own, "/a", quota.Holder(own)}} {
 		l := link{peer: peerProcess{uid: tt.uid}, peerUser: accountOf(tt.uid), cfg: Config{Dir: tt.dir}}
 		if got := l.ringUser(); got != tt.want {
 			t.Errorf("user %d, directory %q: charged to %d, want %d", tt.uid, tt.dir, got, tt.want)

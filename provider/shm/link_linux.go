@@ -105,7 +105,7 @@ func newLink(role int, conn *net.UnixConn, cfg Config) (*link, error) {
 // ringUser is whom this end's rings are charged to: the peer's user, who has to read them. One
 // that could stop this process anyway may have as much as this process, but not one of another
 // container, as with a directory.
-func (l *link) ringUser() quota.User {
+func (l *link) ringUser() quota.Holder {
 	if l.peer.uid == uint32(os.Geteuid()) && l.cfg.Dir == "" {
 		return quota.Own
 	}

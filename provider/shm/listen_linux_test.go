@@ -21,10 +21,10 @@ func TestDialingProcessesAreBounded(t *testing.T) {
 	right := memfd(t, halfSize(firstSlots), halfSeals, 0)
 	const links = 8 * maxRefusing
 	for name, full := range map[string]struct {
-		user  quota.User
+		user  quota.Holder
 		links int64
 	}{
-		"of one user": {quota.User(os.Geteuid()), links / 2},
+		"of one user": {quota.Holder(os.Geteuid()), links / 2},
 		"of all":      {1 << 30, links},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -115,7 +115,7 @@ func TestMappingsAreBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		fd              int
 		space, mappings int64
-		user            quota.User
+		user            quota.Holder
 		want            error
 	}{
 		"own":             {right, size, 1, quota.Own, nil},

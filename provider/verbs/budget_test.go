@@ -77,11 +77,11 @@ func TestBudgetUsedUp(t *testing.T) {
 func TestNoPeerHasItAll(t *testing.T) {
 	const n, most = 4 << 10, 256
 	arena := regcache.NewArena(64<<10, most*n)
-	peer := func(i byte) share { return share{arena, netip.AddrFrom4([4]byte{192, 0, 2, i})} }
-	var all []region
-	fill := func(s share) (got int) {
+	peer := func(i byte) peerBudget { return peerBudget{arena, netip.AddrFrom4([4]byte{192, 0, 2, i})} }
+	var all []messageMemory
+	fill := func(s peerBudget) (got int) {
 		for {
-			r, err := newRegion(s, n)
+			r, err := newMessageMemory(s, n)
 			if err != nil {
 				if !errors.Is(err, syscall.ENOBUFS) {
 					t.Error(err)
@@ -115,9 +115,9 @@ func TestNoPeerHasItAll(t *testing.T) {
 	for i := range all {
 		all[i].free()
 	}
-	shares.mu.Lock()
-	defer shares.mu.Unlock()
-	for s := range shares.m {
+	peerBudgets.mu.Lock()
+	defer peerBudgets.mu.Unlock()
+	for s := range peerBudgets.m {
 		if s.arena == arena {
 			t.Errorf("%v still has a share", s.peer)
 		}
@@ -126,20 +126,20 @@ func TestNoPeerHasItAll(t *testing.T) {
 
 // What could not be had counts as nobody's: a peer that asked in vain has its share later.
 func TestShareOfWhatIsNotThere(t *testing.T) {
-	of := share{regcache.NewArena(16<<10, 16<<10), netip.MustParseAddr("192.0.2.7")}
+	of := peerBudget{regcache.NewArena(16<<10, 16<<10), netip.MustParseAddr("192.0.2.7")}
 	for range 2 {
-		if r, err := newRegion(of, 32<<10); !errors.Is(err, syscall.ENOBUFS) {
+		if r, err := newMessageMemory(of, 32<<10); !errors.Is(err, syscall.ENOBUFS) {
 			t.Fatalf("%d bytes of 16 KiB, %v", len(r.mem), err)
 		}
 	}
-	r, err := newRegion(of, 16<<10)
+	r, err := newMessageMemory(of, 16<<10)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.close()
-	shares.mu.Lock()
-	defer shares.mu.Unlock()
-	if n, has := shares.m[of]; has {
+	peerBudgets.mu.Lock()
+	defer peerBudgets.mu.Unlock()
+	if n, has := peerBudgets.m[of]; has {
 		t.Errorf("a share of %d bytes is left", n)
 	}
 }

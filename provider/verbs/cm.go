@@ -191,19 +191,19 @@ func (c *cmID) close() {
 	}
 }
 
-// pool runs calls of librdmacm that may block for most of a minute (on iWARP:
+// threads runs calls of librdmacm that may block for most of a minute (on iWARP:
 // connect, disconnect and destroy wait for TCP). Each occupies a thread, so their
 // number is limited; calls that must not be skipped wait their turn. It has a token for each
 // that runs.
-type pool chan struct{}
+type threads chan struct{}
 
 // maxBlocked bounds the threads that are stuck in librdmacm.
 const maxBlocked = 16
 
-var blocking = make(pool, maxBlocked)
+var blocking = make(threads, maxBlocked)
 
 // try starts f if a thread is free for it.
-func (p pool) try(f func()) bool {
+func (p threads) try(f func()) bool {
 	select {
 	case p <- struct{}{}:
 		go func() {
@@ -217,7 +217,7 @@ func (p pool) try(f func()) bool {
 }
 
 // run runs f, now or later, and waits for its end until the limit.
-func (p pool) run(limit time.Duration, f func()) {
+func (p threads) run(limit time.Duration, f func()) {
 	done := make(chan struct{})
 	go func() {
 		p <- struct{}{}

@@ -16,9 +16,9 @@ type resources struct {
 	dev      *device
 	dom      *domain
 	cfg      Config
-	peer     netip.Addr // whose share its control buffers are of
-	locked   int        // bytes of RLIMIT_MEMLOCK that its queues take
-	messages region     // what is sent from, and behind it what is received into, each registered
+	peer     netip.Addr    // whose share its control buffers are of
+	locked   int           // bytes of RLIMIT_MEMLOCK that its queues take
+	messages messageMemory // what is sent from, and behind it what is received into, each registered
 
 	q    queuePair
 	send sendQueue
@@ -129,7 +129,7 @@ func (r *resources) createQueues() (err error) {
 func (r *resources) createBuffers() (err error) {
 	r.send, r.recv = sendQueue{}, receiveQueue{}
 	sends, m := r.cfg.sendBytes(), &r.messages
-	if *m, err = newRegion(share{r.cfg.control, r.peer}, sends+r.cfg.receiveBytes()); err != nil {
+	if *m, err = newMessageMemory(peerBudget{r.cfg.control, r.peer}, sends+r.cfg.receiveBytes()); err != nil {
 		return err
 	}
 	outgoing, incoming := m.mem[:sends:sends], m.mem[sends:]

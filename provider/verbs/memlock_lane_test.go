@@ -147,7 +147,7 @@ func refusedForWantOfMemory(t *testing.T, l *listener, then func()) {
 	defer dom.close()
 	for end := time.Now().Add(patience); ; {
 		for {
-			r, err := newRegion(share{arena: controlArena()}, 1)
+			r, err := newMessageMemory(peerBudget{arena: controlArena()}, 1)
 			if err == nil {
 				_, err = r.register(dom.pd, r.mem, 0)
 			}

@@ -25,48 +25,48 @@ var controlArena = sync.OnceValue(func() *regcache.Arena { return regcache.NewAr
 // addresses has several shares.
 const peerShare = 3
 
-// shares are how many bytes of an arena the connections with each peer have.
-var shares = struct {
+// peerBudgets are how many bytes of an arena the connections with each peer have.
+var peerBudgets = struct {
 	mu sync.Mutex
-	m  map[share]int64 // guarded by mu
-}{m: make(map[share]int64)}
+	m  map[peerBudget]int64 // guarded by mu
+}{m: make(map[peerBudget]int64)}
 
-type share struct {
+type peerBudget struct {
 	arena *regcache.Arena
 	peer  netip.Addr
 }
 
 // add adds n bytes to a share, if it may have them.
-func (s share) add(n int64) error {
+func (s peerBudget) add(n int64) error {
 	left := s.arena.Left() - n
-	shares.mu.Lock()
-	defer shares.mu.Unlock()
-	has := shares.m[s]
+	peerBudgets.mu.Lock()
+	defer peerBudgets.mu.Unlock()
+	has := peerBudgets.m[s]
 	if has > 0 && has+n > peerShare*left {
 		return fmt.Errorf("verbs: the connections with %v have %d KiB of control buffers, and what is left is for other peers: %w", s.peer, has>>10, syscall.ENOBUFS)
 	}
-	shares.m[s] = has + n
+	peerBudgets.m[s] = has + n
 	return nil
 }
 
-func (s share) giveBack(n int64) {
-	shares.mu.Lock()
-	defer shares.mu.Unlock()
-	if shares.m[s] -= n; shares.m[s] == 0 {
-		delete(shares.m, s)
+func (s peerBudget) giveBack(n int64) {
+	peerBudgets.mu.Lock()
+	defer peerBudgets.mu.Unlock()
+	if peerBudgets.m[s] -= n; peerBudgets.m[s] == 0 {
+		delete(peerBudgets.m, s)
 	}
 }
 
-// region is memory of the arena that is registered for one endpoint, in one or more parts
+// messageMemory is memory of the arena that is registered for one endpoint, in one or more parts
 // with rights of their own.
-type region struct {
-	share share
-	buf   *regcache.Buffer
-	mem   []byte
-	mrs   []*ibv.MR
+type messageMemory struct {
+	budget peerBudget
+	buf    *regcache.Buffer
+	mem    []byte
+	mrs    []*ibv.MR
 }
 
-func newRegion(s share, n int) (r region, err error) {
+func newMessageMemory(s peerBudget, n int) (r messageMemory, err error) {
 	if err = s.add(int64(n)); err != nil {
 		return r, err
 	}
@@ -74,12 +74,12 @@ func newRegion(s share, n int) (r region, err error) {
 		s.giveBack(int64(n))
 		return r, err
 	}
-	r.share, r.mem = s, r.buf.Bytes()
+	r.budget, r.mem = s, r.buf.Bytes()
 	return r, nil
 }
 
 // register registers a part of the memory.
-func (r *region) register(pd *ibv.PD, part []byte, access ibv.Access) (mr *ibv.MR, err error) {
+func (r *messageMemory) register(pd *ibv.PD, part []byte, access ibv.Access) (mr *ibv.MR, err error) {
 	err = withRoom(func() error {
 		mr, err = pd.RegMR(addressOf(part), len(part), access)
 		return err
@@ -94,7 +94,7 @@ func (r *region) register(pd *ibv.PD, part []byte, access ibv.Access) (mr *ibv.M
 }
 
 // deregister ends the device's use of the memory, which stays in place until free.
-func (r *region) deregister() {
+func (r *messageMemory) deregister() {
 	for _, mr := range r.mrs {
 		if err := mr.Close(); err != nil {
 			r.buf = nil // the device keeps it: it cannot be used again
@@ -104,15 +104,15 @@ func (r *region) deregister() {
 }
 
 // free gives the memory back.
-func (r *region) free() {
+func (r *messageMemory) free() {
 	if r.buf != nil {
 		r.buf.Put()
-		r.share.giveBack(int64(len(r.mem)))
+		r.budget.giveBack(int64(len(r.mem)))
 	}
-	*r = region{}
+	*r = messageMemory{}
 }
 
-func (r *region) close() {
+func (r *messageMemory) close() {
 	r.deregister()
 	r.free()
 }

@@ -197,7 +197,7 @@ type windowProbe struct {
 	mw      *ibv.MW
 	exposer [2]*ibv.QP
 	reader  [2]*ibv.QP
-	memory  region
+	memory  messageMemory
 	mr      *ibv.MR // of it
 
 	received ibv.WC // at the exposer
@@ -285,7 +285,7 @@ func (p *windowProbe) attempt(a *windowAttempt) (moved bool, err error) {
 }
 
 func (p *windowProbe) open() (err error) {
-	if p.memory, err = newRegion(share{arena: controlArena()}, probeMemory); err != nil {
+	if p.memory, err = newMessageMemory(peerBudget{arena: controlArena()}, probeMemory); err != nil {
 		return err
 	}
 	const as = ibv.LocalWrite | ibv.RelaxedOrdering | ibv.MWBind // as what connections bind windows to

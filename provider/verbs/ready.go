@@ -48,15 +48,15 @@ func (r *readyPool) pick(suits func(*Endpoint) bool) *Endpoint {
 
 // get returns an endpoint that was made ahead, now the peer's; nil: there is none that suits.
 func (r *readyPool) get(peer netip.Addr, cfg Config) *Endpoint {
-	to := share{cfg.control, peer}
+	to := peerBudget{cfg.control, peer}
 	e := r.pick(func(e *Endpoint) bool {
 		c := e.cfg
 		return c.sizes() == cfg.sizes() && c.control == cfg.control && c.Disable == cfg.Disable &&
 			e.dom.shared == e.dev.sharesDomain(cfg) && !e.q.over() && to.add(int64(len(e.messages.mem))) == nil
 	})
 	if e != nil {
-		e.messages.share.giveBack(int64(len(e.messages.mem)))
-		e.cfg, e.peer, e.messages.share = cfg, peer, to
+		e.messages.budget.giveBack(int64(len(e.messages.mem)))
+		e.cfg, e.peer, e.messages.budget = cfg, peer, to
 	}
 	return e
 }

@@ -71,9 +71,9 @@ func awaitReady(t testing.TB, devices ...*device) {
 
 // shareOf is how many bytes of the control buffers count as a peer's; none: as that of what is ready.
 func shareOf(peer netip.Addr) int64 {
-	shares.mu.Lock()
-	defer shares.mu.Unlock()
-	return shares.m[share{controlArena(), peer}]
+	peerBudgets.mu.Lock()
+	defer peerBudgets.mu.Unlock()
+	return peerBudgets.m[peerBudget{controlArena(), peer}]
 }
 
 // pairWithReady is a connection whose ends' devices have as many endpoints ready as may be.
@@ -163,11 +163,11 @@ func TestReadyForOthers(t *testing.T) {
 	}
 	awaitReady(t, a.dev, b.dev)
 
-	full := share{controlArena(), netip.MustParseAddr("192.0.2.1")}
+	full := peerBudget{controlArena(), netip.MustParseAddr("192.0.2.1")}
 	all := peerShare * controlArena().Left()
-	shares.mu.Lock()
-	shares.m[full] = all
-	shares.mu.Unlock()
+	peerBudgets.mu.Lock()
+	peerBudgets.m[full] = all
+	peerBudgets.mu.Unlock()
 	ready = readyNumbers(a.dev)
 	if e := a.dev.ready.get(full.peer, a.cfg); e != nil {
 		t.Error("a peer that has its share got one more")

@@ -9,11 +9,11 @@ package quota
 
 import "sync"
 
-// A User is whom a pool is shared among: by the number of the system's user, or Own.
-type User int64
+// A Holder is one of those that a pool is shared among: by the number of the system's user, or Own.
+type Holder int64
 
 // Own is this process itself: for what it does of its own accord, it may have all that is free.
-const Own User = -1
+const Own Holder = -1
 
 // A Pool is an amount of one thing. Its methods may be called concurrently.
 type Pool struct {
@@ -21,20 +21,20 @@ type Pool struct {
 
 	mu   sync.Mutex // guards what follows
 	used int64      // by all of them
-	by   map[User]int64
+	by   map[Holder]int64
 }
 
 // New returns a pool of so many units.
-func New(limit int64) *Pool { return &Pool{limit: limit, by: make(map[User]int64)} }
+func New(limit int64) *Pool { return &Pool{limit: limit, by: make(map[Holder]int64)} }
 
 // Limit is how many units there are.
 func (p *Pool) Limit() int64 { return p.limit }
 
 // Take gives a user n more units, if it then holds no more than is left free.
-func (p *Pool) Take(user User, n int64) bool { return p.TakeWithin(p.limit, user, n) }
+func (p *Pool) Take(user Holder, n int64) bool { return p.TakeWithin(p.limit, user, n) }
 
 // TakeWithin is Take as if there were no more than limit units.
-func (p *Pool) TakeWithin(limit int64, user User, n int64) bool {
+func (p *Pool) TakeWithin(limit int64, user Holder, n int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.hasLocked(limit, user, n) {
@@ -45,13 +45,13 @@ func (p *Pool) TakeWithin(limit int64, user User, n int64) bool {
 }
 
 // Has reports whether Take would succeed.
-func (p *Pool) Has(user User, n int64) bool {
+func (p *Pool) Has(user Holder, n int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.hasLocked(p.limit, user, n)
 }
 
-func (p *Pool) hasLocked(limit int64, user User, n int64) bool {
+func (p *Pool) hasLocked(limit int64, user Holder, n int64) bool {
 	free := limit - p.used
 	if user != Own {
 		free -= p.by[user] + n
@@ -61,20 +61,20 @@ func (p *Pool) hasLocked(limit int64, user User, n int64) bool {
 
 // Charge gives a user n more units whatever it holds: they are things that it could not be
 // kept from passing to this process. Until they are returned, it gets fewer others.
-func (p *Pool) Charge(user User, n int64) {
+func (p *Pool) Charge(user Holder, n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.addLocked(user, n)
 }
 
 // Return takes back n of a user's units.
-func (p *Pool) Return(user User, n int64) {
+func (p *Pool) Return(user Holder, n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.addLocked(user, -n)
 }
 
-func (p *Pool) addLocked(user User, n int64) {
+func (p *Pool) addLocked(user Holder, n int64) {
 	p.used += n
 	if held := p.by[user] + n; held != 0 {
 		p.by[user] = held

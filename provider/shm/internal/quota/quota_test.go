@@ -10,14 +10,14 @@ import (
 func (p *Pool) share() int64 { return p.limit / 2 }
 
 // held is how many units a user holds.
-func (p *Pool) held(user User) int64 {
+func (p *Pool) held(user Holder) int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.by[user]
 }
 
 // takeAll takes single units for a user until it gets no more, and returns what it holds.
-func takeAll(p *Pool, user User) int64 {
+func takeAll(p *Pool, user Holder) int64 {
 	for p.Take(user, 1) {
 	}
 	return p.held(user)
@@ -28,18 +28,18 @@ func takeAll(p *Pool, user User) int64 {
 func TestShares(t *testing.T) {
 	p := New(120)
 	for user, want := range []int64{p.share(), 30, 15} {
-		if got := takeAll(p, User(user)); got != want {
+		if got := takeAll(p, Holder(user)); got != want {
 			t.Errorf("user %d got %d, want %d", user, got, want)
 		}
 	}
 	p = New(120)
 	for took := true; took; {
 		took = false
-		for user := range User(3) {
+		for user := range Holder(3) {
 			took = p.Take(user, 1) || took
 		}
 	}
-	for user := range User(3) {
+	for user := range Holder(3) {
 		if got := p.held(user); got != 30 {
 			t.Errorf("user %d of three got %d", user, got)
 		}
@@ -95,7 +95,7 @@ func TestOwn(t *testing.T) {
 func TestManyUsers(t *testing.T) {
 	p := New(1000)
 	var users sync.WaitGroup
-	for user := range User(8) {
+	for user := range Holder(8) {
 		users.Go(func() {
 			rnd := rand.New(rand.NewSource(int64(user)))
 			held := int64(0)

@@ -34,12 +34,12 @@ func (b *Budget) Used() int64 { return b.pool.Used() }
 func (b *Budget) Exceeded() bool { return b.Used() > b.most }
 
 // Of is what there is for the rings that one user's processes read.
-func (b *Budget) Of(user quota.User) Share { return Share{b, user} }
+func (b *Budget) Of(user quota.Holder) Share { return Share{b, user} }
 
 // Share is a user's part of a budget.
 type Share struct {
 	*Budget
-	user quota.User
+	user quota.Holder
 }
 
 // Take takes n more bytes; sure: on the way to Sure.

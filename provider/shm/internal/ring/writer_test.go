@@ -284,7 +284,7 @@ func TestRingsStopGrowingAtTheBudget(t *testing.T) {
 func TestUsersShareTheBudget(t *testing.T) {
 	const most = 8 * Size
 	budget := NewBudget(most)
-	grown := func(user quota.User) (rings int) {
+	grown := func(user quota.Holder) (rings int) {
 		for ; budget.Of(user).HasSure(); rings++ {
 			p := newPipe(t, Size)
 			p.Writer = Writer{}

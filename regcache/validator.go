@@ -1,15 +1,15 @@
 package regcache
 
-// A proof shows, at every hit, that the addresses of a region still mean
+// A validator shows, at every hit, that the addresses of a region still mean
 // the pages that were registered. Cache.lookup asks it. There is one implementation for each kind:
 // objectLives (heap.go), always (global.go), and Range (range.go).
-type proof interface {
+type validator interface {
 	// valid reports whether the mapping is unchanged. It runs at every hit, so it
 	// neither allocates nor locks. The hit takes its reference first, so that ending
-	// the proof and then looking at the references misses no user.
+	// the validator and then looking at the references misses no user.
 	valid() bool
 
-	// attach makes a region depend on the proof. When the proof ends, valid turns
+	// attach makes a region depend on the validator. When that ends, valid turns
 	// false at once, and later the region is taken out of its cache.
 	attach(*Region)
 

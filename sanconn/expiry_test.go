@@ -33,7 +33,7 @@ func (i *interrupts) want(t *testing.T, what string, on bool, changes int) {
 func TestAlarm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var i interrupts
-		d := alarm{interrupt: i.set}
+		d := expiry{interrupt: i.set}
 		d.set(time.Time{})
 		i.want(t, "none", false, 0)
 		d.set(time.Now().Add(time.Second))
@@ -65,7 +65,7 @@ func TestAlarm(t *testing.T) {
 func TestAlarmLateTimer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var i interrupts
-		d := alarm{interrupt: i.set}
+		d := expiry{interrupt: i.set}
 		d.set(time.Now().Add(time.Hour))
 		d.fire()
 		i.want(t, "late, moved", false, 0)

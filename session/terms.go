@@ -6,10 +6,10 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// plan is how bytes go to the peer, by what Negotiate has found of both ends. Nobody writes it
+// terms is how bytes go to the peer, by what Negotiate has found of both ends. Nobody writes it
 // again, so it needs no lock. Write goes by it (copied, or an offer), and sender.trySend (a message,
 // or the send buffer).
-type plan struct {
+type terms struct {
 	maxMsg    int // bytes of a message
 	maxRDMA   int // … of an RDMA write
 	maxExpose int // … of one offer
@@ -23,8 +23,8 @@ type plan struct {
 	bufferSize   int  // of the send buffer, where memory is not short
 }
 
-func newPlan(cfg *Config, lim *Limits, peer wire.Params) plan {
-	p := plan{maxMsg: int(min(uint32(lim.MaxMessage), peer.MaxMessage)), maxRDMA: lim.MaxRDMA, maxExpose: lim.MaxExpose}
+func newTerms(cfg *Config, lim *Limits, peer wire.Params) terms {
+	p := terms{maxMsg: int(min(uint32(lim.MaxMessage), peer.MaxMessage)), maxRDMA: lim.MaxRDMA, maxExpose: lim.MaxExpose}
 	off := cfg.Disable
 	from := cmp.Or(cfg.Threshold, lim.Threshold)
 	if from > 0 && lim.MaxExpose > 0 && peer.Caps&wire.CapRead != 0 && off&FeatureRDMARead == 0 {
@@ -45,11 +45,11 @@ func newPlan(cfg *Config, lim *Limits, peer wire.Params) plan {
 }
 
 // large reports whether n bytes of a Write are enough to be offered.
-func (p *plan) large(n int) bool { return p.threshold > 0 && n >= p.threshold }
+func (p *terms) large(n int) bool { return p.threshold > 0 && n >= p.threshold }
 
 // toExpose is the part of a Write of b that an offer leaves where it is, as far as one
 // exposure takes it, behind the first bytes, which go with the offer.
-func (p *plan) toExpose(b []byte) (first int, rest []byte) {
+func (p *terms) toExpose(b []byte) (first int, rest []byte) {
 	if n := min(offerInline, p.maxMsg-wire.OfferReadLen); n < len(b) {
 		first = n
 	}
