@@ -109,7 +109,7 @@ func TestANameIsTriedAgain(t *testing.T) {
 			time.Sleep(againIn)
 		})
 	}
-	const port = 3
+	port := unusedPort()
 	own.listen = usedUp
 	n, err := Open(Here(0, port), "", session.Config{}, func(ep session.Endpoint, _ bool, _ session.Config) { drop(ep) })
 	if err != nil {

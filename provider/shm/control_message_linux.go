@@ -26,7 +26,7 @@ type message struct {
 
 const (
 	messageSize = 16
-	magic       = 0x4d6e6153 // "SanM"
+	magic       = 0x4d6e6153 // "SanM"; in the processor's byte order, as are the words in shared memory
 
 	// version is also part of the name, so that different versions do not meet.
 	version = session.Version
@@ -54,7 +54,7 @@ var errMessage = errors.New("shm: not a message of this protocol")
 
 func (m *message) encode() []byte {
 	b := make([]byte, messageSize)
-	binary.LittleEndian.PutUint32(b[0:], magic)
+	binary.NativeEndian.PutUint32(b[0:], magic)
 	b[4], b[5] = m.kind, m.code
 	binary.LittleEndian.PutUint32(b[8:], m.version)
 	binary.LittleEndian.PutUint32(b[12:], m.number)
@@ -62,7 +62,7 @@ func (m *message) encode() []byte {
 }
 
 func (m *message) decode(b []byte) error {
-	if len(b) != messageSize || binary.LittleEndian.Uint32(b) != magic || b[6]|b[7] != 0 {
+	if len(b) != messageSize || binary.NativeEndian.Uint32(b) != magic || b[6]|b[7] != 0 {
 		return errMessage
 	}
 	m.kind, m.code = b[4], b[5]

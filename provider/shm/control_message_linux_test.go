@@ -2,8 +2,22 @@ package shm
 
 import (
 	"bytes"
+	"encoding/binary"
+	"slices"
 	"testing"
 )
+
+// A process with another byte order, which would take the words in shared memory for others, has another magic.
+func TestMessageOfAnotherByteOrder(t *testing.T) {
+	b := (&message{kind: msgLink, version: version}).encode()
+	if got := binary.NativeEndian.Uint32(b); got != magic || new(message).decode(b) != nil {
+		t.Errorf("the magic is %#x", got)
+	}
+	slices.Reverse(b[:4])
+	if err := new(message).decode(b); err != errMessage {
+		t.Error(err)
+	}
+}
 
 // Whatever comes, decoding does not panic; and what was understood is encoded to a message
 // that is understood as the same.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/session"
 )
 
 // A segment has two halves. Each side makes the one that it writes, and maps the other's for
@@ -61,6 +63,9 @@ func newHalf(slots int, payer account, final bool) (m mapping, fd int, err error
 	} else if m, err = newMapping(file, slots, payer, unix.PROT_READ|unix.PROT_WRITE); err == nil {
 		if _, err = unix.FcntlInt(uintptr(file), unix.F_ADD_SEALS, sealsOf(final)); err != nil {
 			err = fmt.Errorf("shm: sealing: %w", err)
+			if is(err, unix.EINVAL) { // F_SEAL_FUTURE_WRITE, before Linux 5.1
+				err = &session.Unavailable{Reason: session.ReasonNoProvider, Err: err}
+			}
 		} else if watch {
 			m.file, err = payer.keepFile(file)
 		}

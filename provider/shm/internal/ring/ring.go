@@ -127,7 +127,7 @@ type cell struct {
 	data  [MaxControl]byte
 }
 
-// Record headers, little endian: length in the low half, kind in the high half.
+// Record headers: length in the low half, kind in the high half.
 const (
 	headerSize = 8
 
