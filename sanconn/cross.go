@@ -8,7 +8,9 @@ import (
 // crossLocked moves the direction, and writes what is left of a Write by the session; nil: there is
 // none. No other Write goes to the session before that is done: their bytes would be mixed. op is held.
 func (o *outgoing) crossLocked(c *Conn, s *session.Session, w *pendingWrite) (err error) {
-	o.beginLocked(c, s, w != nil && w.n > 0)
+	if !o.beginLocked(c, s, w != nil && w.n > 0) {
+		return errLook
+	}
 	if w != nil {
 		// Close and CloseWrite wait for op if they came before the begin, and end the session's
 		// Writes themselves if they come behind it.
@@ -33,23 +35,24 @@ func (o *outgoing) crossLocked(c *Conn, s *session.Session, w *pendingWrite) (er
 }
 
 // beginLocked tells the peer that this direction moves here, unless that has been done. inWrite: within
-// the Write that goes on there; others that were cut are known. op is held.
-func (o *outgoing) beginLocked(c *Conn, s *session.Session, inWrite bool) {
+// the Write that goes on there; others that were cut are known. It reports whether Writes go on there:
+// not if TCP has lost some. op is held.
+func (o *outgoing) beginLocked(c *Conn, s *session.Session, inWrite bool) (goesOn bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.state.out.begun {
-		return
+		return !c.state.out.broken
 	}
 	if inWrite || o.cut > 0 {
 		s.InWrite() // before the begin: from then on a death counts at the session
 	}
-	at := o.written.Load()
-	c.state.begin(at)
+	at := c.state.begin(o.written.Load())
 	c.steppedLocked()
 	o.deadline.toSession(s.InterruptWrite)
 	// With mu held, as the stream may be ended as soon as it is seen to have begun. It fails only if
 	// the session has ended, which Writes find.
 	s.SendNote(positionNote(newconn.NoteBegin, at))
+	return !c.state.out.broken
 }
 
 // unlock ends a use of op. If the direction may move by now, it does.

@@ -66,9 +66,10 @@ func (p phase) String() string {
 
 // direction is one of the two streams.
 type direction struct {
-	shut  bool // it has been shut here: by CloseWrite or CloseRead
-	begun bool // its begin was sent, or has come
-	at    uint64
+	shut   bool // it has been shut here: by CloseWrite or CloseRead
+	broken bool // of out: TCP has ended, as a Write has found
+	begun  bool // its begin was sent, or has come
+	at     uint64
 }
 
 var (
@@ -117,8 +118,16 @@ func (h *handover) answered(agreed bool) error {
 	return nil
 }
 
-// begin moves this end's direction, which has had so many bytes on TCP.
-func (h *handover) begin(at uint64) { h.out.begun, h.out.at = true, at }
+// begin moves this end's direction, which has had so many bytes on TCP, and returns the position that
+// the peer is told. Where TCP has ended, it is one that TCP never reaches: the peer finds a cut there, as
+// what the failed Write had left must not be passed over.
+func (h *handover) begin(at uint64) uint64 {
+	if h.out.broken {
+		at++
+	}
+	h.out.begun, h.out.at = true, at
+	return at
+}
 
 // peerBegins is the peer's begin, when so many bytes have been read from TCP.
 func (h *handover) peerBegins(at, read uint64) error {
@@ -251,7 +260,7 @@ func (h *handover) left(returned uint64, cameBack bool) {
 	*h = handover{
 		hasLeft: true,
 		failed:  h.failed,
-		out:     direction{shut: h.out.shut, at: h.out.at}, // for hasMoved
+		out:     direction{shut: h.out.shut, broken: h.out.broken, at: h.out.at}, // at: for hasMoved
 		in:      direction{shut: h.in.shut, at: h.in.at},
 		least:   h.in.at + returned,
 	}

@@ -208,9 +208,8 @@ func (o *outgoing) writeLocked(c *Conn, w *pendingWrite) error {
 			return err
 		}
 		n, err := w.byTCP(c.tcp)
-		o.count(c, n)
-		if err != nil {
-			return o.deadline.afterTCP(c, opWrite, err)
+		if err = o.wroteLocked(c, n, err); err != nil {
+			return err
 		}
 		if w.done() {
 			return nil
@@ -229,7 +228,17 @@ func (o *outgoing) piece(c *Conn, put func() (int64, error)) error {
 		return errLook
 	}
 	n, err := put()
+	return o.wroteLocked(c, n, err)
+}
+
+// wroteLocked counts bytes put on TCP, and returns what the error means. op is held.
+func (o *outgoing) wroteLocked(c *Conn, n int64, err error) error {
 	o.count(c, n)
+	if endsTCP(err) {
+		c.mu.Lock()
+		c.state.out.broken = true
+		c.mu.Unlock()
+	}
 	return o.deadline.afterTCP(c, opWrite, err)
 }
 
