@@ -410,8 +410,7 @@ func TestDescriptorIsUsed(t *testing.T) {
 					}
 					got := make([]byte, len(want))
 					for n := 0; n < len(got); {
-						unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(testTimeout.Milliseconds()))
-						k, err := unix.Read(fd, got[n:])
+						k, err := readWhenReady(fd, got[n:])
 						if err != nil || k == 0 {
 							t.Fatalf("after %q: %d, %v", got[:n], k, err)
 						}
@@ -457,6 +456,17 @@ func TestDescriptorIsUsed(t *testing.T) {
 	}
 }
 
+// readWhenReady reads a descriptor as an event loop does: once poll has found something, and not just
+// been interrupted by a signal, as the runtime sends them.
+func readWhenReady(fd int, b []byte) (int, error) {
+	for end := time.Now().Add(testTimeout); ; {
+		unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(testTimeout.Milliseconds()))
+		if n, err := unix.Read(fd, b); err != unix.EAGAIN || time.Now().After(end) {
+			return n, err
+		}
+	}
+}
+
 // An event loop that has an accepted connection's descriptor by Control, and gets to it late, finds
 // all that has been sent meanwhile, however soon the dialer would move.
 func TestDescriptorIsUsedLate(t *testing.T) {
@@ -494,8 +504,7 @@ func TestDescriptorIsUsedLate(t *testing.T) {
 			go func() { _, err := c.Write(all); wrote <- err }()
 			wantStays(t, c, ReasonStays)
 			for n := 0; n < len(all); {
-				unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(testTimeout.Milliseconds()))
-				k, err := unix.Read(fd, got[n:])
+				k, err := readWhenReady(fd, got[n:])
 				if err != nil || k == 0 {
 					t.Fatalf("the descriptor has %d bytes: %d, %v", n, k, err)
 				}
