@@ -52,7 +52,8 @@ func MemoryLimit() (bytes int64) {
 }
 
 // groupLimit is how much memory this process's control group may have, of version 1 or 2; the
-// largest number if there is no limit. root is the file system's. A container may see the path
+// largest number if there is no limit. Beyond memory.high the kernel kills nobody, but has the
+// group's processes wait, the longer the more they are beyond. root is the file system's. A container may see the path
 // of its group as the host does, or as its own root, and be limited by any group above: so each
 // ancestor is looked at that there is.
 func groupLimit(root fs.FS) int64 {
@@ -66,19 +67,21 @@ func groupLimit(root fs.FS) int64 {
 		if len(parts) != 3 {
 			continue
 		}
-		mount, file := "", ""
+		mount, files := "", []string(nil)
 		switch {
 		case parts[0] == "0" && parts[1] == "":
-			mount, file = "sys/fs/cgroup", "memory.max"
+			mount, files = "sys/fs/cgroup", []string{"memory.max", "memory.high"}
 		case slices.Contains(strings.Split(parts[1], ","), "memory"):
-			mount, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+			mount, files = "sys/fs/cgroup/memory", []string{"memory.limit_in_bytes"}
 		default:
 			continue
 		}
 		for group := path.Join("/", parts[2]); ; group = path.Dir(group) {
-			if text, err := fs.ReadFile(root, path.Join(mount, group, file)); err == nil {
-				if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil { // or "max"
-					limit = min(limit, n)
+			for _, file := range files {
+				if text, err := fs.ReadFile(root, path.Join(mount, group, file)); err == nil {
+					if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil { // or "max"
+						limit = min(limit, n)
+					}
 				}
 			}
 			if group == "/" {

@@ -43,6 +43,7 @@ func (c *Conn) Close() error {
 		c.out.deadline.close(c.tcp)
 	}
 	c.changedLocked()
+	c.countKeptLocked()
 	c.mu.Unlock()
 	defer c.life.Closed()
 	switch {

@@ -60,8 +60,9 @@ type Conn struct {
 
 // past is what is left of sessions that were left.
 type past struct {
-	Stats         // less what others had by TCP before
-	urgent []byte // that nobody has read
+	Stats                // less what others had by TCP before
+	urgent []byte        // that nobody has read
+	kept   *atomic.Int64 // what the connection has of keptOfAll; nil: it has had nothing of it
 }
 
 // ErrNoUrgent is returned by ReadUrgent when no urgent data is waiting.

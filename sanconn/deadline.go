@@ -36,6 +36,10 @@ func (d *deadline) set(c *Conn, t time.Time) error {
 	if c.closed.Load() {
 		return &net.OpError{Op: opSet, Net: c.network(), Addr: c.LocalAddr(), Err: net.ErrClosed}
 	}
+	if t == t.Round(0) && !t.IsZero() { // no monotonic reading
+		now := time.Now()
+		t = now.Add(t.Sub(now))
+	}
 	d.want = t
 	c.changedLocked()
 	switch {
@@ -50,10 +54,10 @@ func (d *deadline) set(c *Conn, t time.Time) error {
 
 // deadline is that of a direction, on whichever carrier it is. Conn's mu guards it.
 type deadline struct {
-	want   time.Time
-	expiry *expiry // of the session, once the direction has moved; else nil
-	held   bool    // TCP's is longAgo, so that an operation in TCP returns, and looks at the state; there is no expiry
-	writes bool    // it is this end's direction
+	want   time.Time // with a monotonic reading, or a step of the wall clock would move it on the next carrier; zero: none
+	expiry *expiry   // of the session, once the direction has moved; else nil
+	held   bool      // TCP's is longAgo, so that an operation in TCP returns, and looks at the state; there is no expiry
+	writes bool      // it is this end's direction
 }
 
 // longAgo ends an operation at once.

@@ -1,6 +1,7 @@
 package sanconn
 
 import (
+	"net"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -73,4 +74,33 @@ func TestAlarmLateTimer(t *testing.T) {
 		d.fire()
 		i.want(t, "late, cleared", false, 0)
 	})
+}
+
+// A deadline is kept by a clock that nobody sets, as net's is, also if the program's time has none: else
+// one that is set before a step of the wall clock would be moved by it where the connection moves behind.
+func TestDeadlinesAreMonotonic(t *testing.T) {
+	ln, err := net.Listen("tcp", "localhost:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	tcp, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Conn{tcp: tcp.(*net.TCPConn)}
+	defer tcp.Close()
+	for _, at := range []time.Time{time.Now().Add(time.Hour).Round(0), time.Now().Add(-time.Hour).UTC().Round(0), time.Now().Add(time.Minute)} {
+		if err := c.SetDeadline(at); err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range []deadline{c.in.deadline, c.out.deadline} {
+			if d.want == d.want.Round(0) || d.want.Sub(at).Abs() > time.Second {
+				t.Errorf("the deadline is %v, and was set to %v", d.want, at)
+			}
+		}
+	}
+	if err := c.SetDeadline(time.Time{}); err != nil || !c.in.deadline.want.IsZero() {
+		t.Errorf("no deadline is %v, %v", c.in.deadline.want, err)
+	}
 }

@@ -86,3 +86,9 @@ func Users(c *Conn) (n int) {
 	c.change(func(*handover) { n = int(c.fd.users) })
 	return n
 }
+
+// MostOfRing is what one connection may hold of a ring that it has left.
+const MostOfRing = mostOfRing
+
+// KeptOfAll is what counts as held by all connections that have left sessions as a Write starved.
+func KeptOfAll() int64 { return keptOfAll.Load() }

@@ -125,6 +125,7 @@ func (in *incoming) advance(c *Conn, n int) {
 	defer c.mu.Unlock()
 	if in.front = in.front[n:]; len(in.front) == 0 {
 		in.front = nil
+		c.countKeptLocked()
 	}
 }
 

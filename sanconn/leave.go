@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"syscall"
 	"time"
 
@@ -79,13 +80,16 @@ func (c *Conn) leaveLocked(asked bool, why error) error {
 // starves has TCP carry the connection, which has memory of the kernel's: a Write on the session waits
 // for memory that other connections have used up. Two ends that write before they read would wait for
 // each other for ever, where TCP takes what they write. One that has had no byte on TCP keeps to the
-// session: either end may have the policy Require.
+// session: either end may have the policy Require. So does one for whose unread bytes there is no room.
 func (c *Conn) starves(s *session.Session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	byTCP := c.in.bytes.Load() > 0 || c.out.written.Load() > 0
-	if c.session == s && byTCP && !c.closed.Load() {
-		c.leaveLocked(false, errStarved) // fails if that is under way
+	if c.session != s || !byTCP || c.closed.Load() || c.state.phase != onSAN || !c.takeRoomLocked(s.Spare()) {
+		return // a Write that starves on has it called again
+	}
+	if c.leaveLocked(false, errStarved) != nil {
+		c.countKeptLocked()
 	}
 }
 
@@ -146,6 +150,7 @@ func (c *Conn) leave(s *session.Session, why error) {
 		c.out.san.Store(s)
 		s.GiveBackWrite()
 	}
+	c.countKeptLocked()
 	flushes, shut := c.state.phase == flushing, c.state.out.shut
 	if err != nil { // behind Close the peer is reset, and is not to find an end before
 		shut = !c.closed.Load()
@@ -284,6 +289,9 @@ func readUntil(s *session.Session, most uint64, done func() bool) (all []byte) {
 
 // readTaken reads so many bytes more from a session, or the rest of its stream; most is for all of them.
 func readTaken(s *session.Session, all []byte, n, most uint64) ([]byte, error) {
+	if n < toTheEnd/2 { // or append would leave several times as much to the garbage collector
+		all = slices.Grow(all, int(min(n, most)))
+	}
 	b := make([]byte, min(n, 64<<10))
 	for n > 0 {
 		if uint64(len(all)) > most {

@@ -1049,3 +1049,84 @@ func TestAPeerThatReturnsWhatItWasNotSent(t *testing.T) {
 		t.Errorf("it leaves: %v", err)
 	}
 }
+
+// scarce is an endpoint in whose process others have used up the memory of rings, and what comes back
+// of sessions may take so many bytes.
+type scarce struct {
+	*twin.Endpoint
+	spare int64
+}
+
+func (scarce) Starved() bool  { return true }
+func (s scarce) Spare() int64 { return s.spare }
+
+// What connections that starve hold of their peers' bytes is bounded: where it leaves no room, others
+// keep to their sessions until it has been read, or its connection is closed, in whatever way.
+func TestStarvingConnectionsGoBackInTurns(t *testing.T) {
+	starving := func(spare int64) (a, b *sanconn.Conn) {
+		t.Helper()
+		a, b, err := newPair(newconn.Config{}, newconn.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		closeAtEnd(t, a, b)
+		a.Write([]byte{0}) // by TCP, to which it goes back only then
+		if _, err := b.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		ea, eb := twin.Pair(twin.Config{})
+		if err := movePair(t.Context(), a, b, scarce{ea, spare}, eb, sessions{}); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, patience, func() error {
+			if a.Provider() == "tcp" || b.Provider() == "tcp" {
+				return errors.New("it has not moved")
+			}
+			return nil
+		})
+		b.Write([]byte("unread"))
+		return a, b
+	}
+	left := func(c *sanconn.Conn) bool {
+		sanconn.Starve(c)
+		if c.Provider() != "tcp" && !sanconn.Leaving(c) {
+			return false
+		}
+		testenv.Eventually(t, patience, func() error {
+			if sanconn.Leaving(c) {
+				return errors.New("it has not left")
+			}
+			return nil
+		})
+		return true
+	}
+	for _, end := range []struct {
+		name string
+		of   func(c *sanconn.Conn)
+	}{
+		{"it is read", func(c *sanconn.Conn) { io.ReadFull(c, make([]byte, len("unread"))) }},
+		{"it is closed", func(c *sanconn.Conn) { c.Close() }},
+	} {
+		first, _ := starving(sanconn.MostOfRing)
+		second, _ := starving(sanconn.MostOfRing)
+		roomy, _ := starving(2 * sanconn.MostOfRing)
+		if !left(first) {
+			t.Fatal("the first one does not go back")
+		}
+		if left(second) {
+			t.Errorf("another one goes back before %s", end.name)
+		}
+		if !left(roomy) {
+			t.Errorf("one for which there is room does not go back")
+		}
+		roomy.Close()
+		end.of(first)
+		if !left(second) {
+			t.Errorf("another one does not go back once %s", end.name)
+		}
+		second.Close()
+	}
+	if kept := sanconn.KeptOfAll(); kept != 0 {
+		t.Errorf("%d bytes count once all have been read or closed", kept)
+	}
+}

@@ -129,6 +129,11 @@ type Starver interface {
 	// Starved, one of the sending methods, reports whether the last Reserve found no room for
 	// lack of such memory. Two ends that write before they read then wait for each other.
 	Starved() bool
+
+	// Spare is how many bytes the layer above may hold, of all connections of the process, that it
+	// takes from sessions for that reason. The peers have written them, where no memory of this
+	// process's was used.
+	Spare() int64
 }
 
 // Sleeper is implemented by an endpoint whose events need not be handed on by a goroutine of

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -16,7 +17,7 @@ const mostNotes = 8
 // notes are the peer's, on their way to Config.OnNote.
 type notes struct {
 	begun      atomic.Bool // Negotiate has succeeded: an end before is its result, and not reported
-	starved    bool        // a Write was, which is reported once; guarded by wr.op
+	starved    int64       // when it was last reported that a Write was, after processStart; 0: never; guarded by wr.op
 	looksAgain atomic.Bool // the timer of checkStarved runs
 
 	mu        sync.Mutex // guards what follows
@@ -30,27 +31,39 @@ type notes struct {
 // reports it. A peer that is only slow has taken something by then, and its stream goes on with less.
 const starvedTime = time.Second
 
-// checkStarved is called by a Write that is about to sleep. It has OnNote report, once, that Writes
-// have waited for memory that others have used up, and until then such a Write look again.
+// checkStarved is called by a Write that is about to sleep. It has OnNote report that the Write has
+// waited for memory that others have used up, each time that it has for starvedTime, and the Write
+// look again.
 func (w *writing) checkStarved() {
 	n := &w.notes
 	starver, ok := w.provider.(Starver)
-	if !ok || w.cfg.OnNote == nil || n.starved {
+	if !ok || w.cfg.OnNote == nil {
 		return
 	}
 	starves := false
 	w.withSender(func(tx *sender) { starves = tx.writable() && starver.Starved() })
-	switch since := time.Duration(w.wr.since.Load()); {
-	case !starves:
-	case since != 0 && time.Since(processStart)-since >= starvedTime:
-		n.starved = true
+	if !starves {
+		return
+	}
+	now, since := int64(time.Since(processStart)), w.wr.since.Load()
+	if since != 0 && now-since >= int64(starvedTime) && (n.starved == 0 || now-n.starved >= int64(starvedTime)) {
+		n.starved = now
 		w.queueNote([]byte{})
-	case !n.looksAgain.Swap(true):
+	}
+	if !n.looksAgain.Swap(true) {
 		time.AfterFunc(starvedTime/2, func() {
 			n.looksAgain.Store(false)
 			w.wr.signalSleeper()
 		})
 	}
+}
+
+// Spare is that of the endpoint, if it is a Starver.
+func (w *writing) Spare() int64 {
+	if s, ok := w.provider.(Starver); ok {
+		return s.Spare()
+	}
+	return math.MaxInt64
 }
 
 // SendNote sends the peer's layer above 1 to 240 bytes, which are not part of the stream.

@@ -19,6 +19,10 @@ func (e *endpoint) Reserve(least, most int) []byte {
 // Starved implements session.Starver.
 func (e *endpoint) Starved() bool { return e.out.Starved() }
 
+// Spare implements session.Starver: a process that may have little memory for rings may have as
+// little beside them.
+func (e *endpoint) Spare() int64 { return e.link.slots.memory.Most() }
+
 func (e *endpoint) Commit(n int) { e.afterSending(e.out.Commit(n)) }
 
 func (e *endpoint) ReserveControl(n int) []byte {

@@ -27,6 +27,9 @@ type Budget struct {
 // NewBudget makes a budget of so many bytes.
 func NewBudget(most int64) *Budget { return &Budget{most, quota.New(2 * most)} }
 
+// Most is how many bytes there are, without as many again that are on the way to Sure.
+func (b *Budget) Most() int64 { return b.most }
+
 // Used is how many bytes are in use.
 func (b *Budget) Used() int64 { return b.pool.Used() }
 
