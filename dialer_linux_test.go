@@ -262,6 +262,21 @@ func freePort(t testing.TB) string {
 	return l.Addr().String()
 }
 
+// A dial with Require does not go on trying to move a connection that its other end has closed.
+func TestDialRequireEndsWithItsPeer(t *testing.T) {
+	onlyShm(t)
+	l := plainListen(t, "127.0.0.1:0")
+	go func() {
+		if c, err := l.Accept(); err == nil {
+			c.Close()
+		}
+	}()
+	_, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String())
+	if reasonOf(err) != ReasonStays || !errors.Is(err, syscall.ECONNRESET) { // else it waits for all of its time
+		t.Errorf("it fails with: %v", err)
+	}
+}
+
 // The end of the context of a dial with Require, which waits for the peer, is net's.
 func TestDialRequireEndsWithItsContext(t *testing.T) {
 	f := useFake(t)
