@@ -46,7 +46,8 @@ func impliedBy(err error) session.Reason {
 			return session.ReasonUnreachable
 		case syscall.EPERM, syscall.EACCES, syscall.EROFS:
 			return session.ReasonPermission
-		case syscall.ENOSYS:
+		case syscall.ENOSYS,
+			syscall.EAFNOSUPPORT, syscall.EPROTONOSUPPORT: // of unix sockets and netlink: a kernel without, or systemd's RestrictAddressFamilies
 			return session.ReasonNoProvider
 		case syscall.EMFILE, syscall.ENFILE, syscall.ETOOMANYREFS, syscall.ENOMEM, syscall.ENOBUFS,
 			syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG, // of a file, and RLIMIT_FSIZE
