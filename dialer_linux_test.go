@@ -80,6 +80,14 @@ func TestDialMoveThatFails(t *testing.T) {
 			} else if !strings.Contains(err.Error(), "no SAN connection") {
 				t.Errorf("with Require the error is %v", err)
 			}
+			if n := Stats().Fallbacks[c.reason] - after.Fallbacks[c.reason]; n != 1 {
+				t.Errorf("with Require, counted %d times", n)
+			}
+			server := mustAccept(t, l)
+			server.SetDeadline(time.Now().Add(testTimeout))
+			if _, err := server.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) { // behind no byte
+				t.Errorf("with Require the other end finds %v", err)
+			}
 		})
 	}
 }

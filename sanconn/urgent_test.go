@@ -1,6 +1,7 @@
 package sanconn_test
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
@@ -34,9 +35,45 @@ func TestUrgentDeadlineOnTCP(t *testing.T) {
 			t.Errorf("deadline within %v: %d, %v", within, n, err)
 		}
 	}
-	if err := sanconn.AwaitUrgent(time.Now(), a); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("its own time is over as well: %v", err)
+	for name, end := range map[string]time.Time{"its own time is over as well": time.Now(), "it has all of its own time": time.Now().Add(time.Hour)} {
+		late := make(chan error, 1)
+		go func() { late <- sanconn.AwaitUrgent(end, a) }()
+		select {
+		case err := <-late:
+			if !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(patience):
+			t.Fatalf("%s: the deadline does not end it", name)
+		}
 	}
+}
+
+// A WriteUrgent begins one move: an attempt that fails meanwhile, and is to be made again behind more use, is
+// not made again by it.
+func TestUrgentDataBeginsOneMove(t *testing.T) {
+	var used atomic.Int32
+	life := failing{using{ending{nil, false}, func() { used.Add(1) }}}
+	a, b, err := newPair(newconn.Config{Threshold: 1 << 20, Life: life}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	if err := sanconn.AwaitUrgent(time.Now().Add(10*time.Millisecond), a); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	if n := used.Load(); n != 1 {
+		t.Errorf("%d moves have begun", n)
+	}
+}
+
+// failing is using where each attempt has failed at once.
+type failing struct{ using }
+
+func (f failing) Used(h newconn.Handle, urgent bool) {
+	f.using.Used(h, urgent)
+	h.CallUse(1 << 20)
 }
 
 // Urgent data that is to be sent while the connection goes back to TCP has it move again.
