@@ -243,6 +243,11 @@ func TestUrgentDataBehindAnotherMove(t *testing.T) {
 	if err := movePair(t.Context(), a, b, ea, eb, sessions{}); err != nil {
 		t.Fatal(err)
 	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := newconn.HandleOf(a).Moved(ctx); err != nil { // or it might take more than WriteUrgent waits
+		t.Fatal(err)
+	}
 	if _, err := a.WriteUrgent([]byte("new")); err != nil {
 		t.Fatal(err)
 	}
