@@ -59,11 +59,11 @@ func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 //
 // With the policy Require no byte goes by TCP: DialContext returns when both directions have
 // moved, which takes a peer that has accepted the connection. It waits for that within ctx, for
-// at most Options.AttemptTimeout or 10 s. The reason is the error otherwise: errors.As finds an
-// *Unavailable in it. A program, of either end, that uses the descriptor later (File, or
-// SyscallConn's Control) takes the connection back to TCP. With the policy Never, and where
-// there is no provider, the connection is NetDialer's own. All errors are *net.OpError, as
-// net's are.
+// at most Options.AttemptTimeout or 10 s, and no longer once the other end has closed the
+// connection. The reason is the error otherwise: errors.As finds an *Unavailable in it. A program,
+// of either end, that uses the descriptor later (File, or SyscallConn's Control) takes the
+// connection back to TCP. With the policy Never, and where there is no provider, the connection is
+// NetDialer's own. All errors are *net.OpError, as net's are.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	if ctx == nil {
 		panic("nil context")

@@ -80,6 +80,14 @@ func TestDialMoveThatFails(t *testing.T) {
 			} else if !strings.Contains(err.Error(), "no SAN connection") {
 				t.Errorf("with Require the error is %v", err)
 			}
+			if n := Stats().Fallbacks[c.reason] - after.Fallbacks[c.reason]; n != 1 {
+				t.Errorf("with Require, counted %d times", n)
+			}
+			server := mustAccept(t, l)
+			server.SetDeadline(time.Now().Add(testTimeout))
+			if _, err := server.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) { // behind no byte
+				t.Errorf("with Require the other end finds %v", err)
+			}
 		})
 	}
 }
@@ -260,6 +268,21 @@ func freePort(t testing.TB) string {
 	l := plainListen(t, "127.0.0.1:0")
 	l.Close()
 	return l.Addr().String()
+}
+
+// A dial with Require does not go on trying to move a connection that its other end has closed.
+func TestDialRequireEndsWithItsPeer(t *testing.T) {
+	onlyShm(t)
+	l := plainListen(t, "127.0.0.1:0")
+	go func() {
+		if c, err := l.Accept(); err == nil {
+			c.Close()
+		}
+	}()
+	_, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String())
+	if reasonOf(err) != ReasonStays || !errors.Is(err, syscall.ECONNRESET) { // else it waits for all of its time
+		t.Errorf("it fails with: %v", err)
+	}
 }
 
 // The end of the context of a dial with Require, which waits for the peer, is net's.

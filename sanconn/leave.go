@@ -157,8 +157,8 @@ func (c *Conn) leave(s *session.Session, why error) {
 	}
 	c.steppedLocked()
 	c.mu.Unlock()
-	c.out.op.Unlock()
-	c.in.op.Unlock()
+	c.out.unlock(c) // each may have been agreed to move again by now
+	c.in.unlock(c)
 	switch {
 	case flushes:
 		c.out.flush(c)
@@ -366,7 +366,7 @@ func (o *outgoing) flush(c *Conn) {
 	shut := c.state.out.shut
 	c.steppedLocked()
 	c.mu.Unlock()
-	o.op.Unlock()
+	o.unlock(c) // as in leave
 	if err == nil && shut {
 		c.tcp.CloseWrite()
 	}

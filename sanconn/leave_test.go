@@ -4,6 +4,7 @@ package sanconn_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -119,6 +120,32 @@ func TestADeadlineBehindAWayBackInVain(t *testing.T) {
 	time.Sleep(time.Until(end.Add(50 * time.Millisecond)))
 	if got, err := io.ReadAll(a); n+len(got) != len("unread") || !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%d bytes, and then %q, %v", n, got, err)
+	}
+}
+
+// A connection that moves again right behind its way back moves in both directions, though neither is used:
+// the end of the way back may still hold them when both ends agree.
+func TestAMoveRightBehindTheWayBack(t *testing.T) {
+	a, b := pipe(t, session.Limits{}, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	const times = 200 // one in some 200 met it
+	for range times {
+		if err := sanconn.LeaveSAN(a); err != nil {
+			t.Fatal(err)
+		}
+		for sanconn.Leaving(b) && ctx.Err() == nil {
+			runtime.Gosched()
+		}
+		ea, eb := twin.Pair(twin.Config{})
+		if err := movePair(ctx, a, b, ea, eb, sessions{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []*sanconn.Conn{a, b} {
+			if err := newconn.HandleOf(c).Moved(ctx); err != nil {
+				t.Fatal(err, c.Debug())
+			}
+		}
 	}
 }
 

@@ -115,6 +115,9 @@ func (r *rawConn) readUncounted(f func(fd uintptr) (done bool)) (done bool, err 
 	}
 	defer func() { c.fd.release(c, !r.counts.Load()) }()
 	if err := c.fd.have(c); err != nil {
+		if r.showLast(f) {
+			return true, nil
+		}
 		return false, err
 	}
 	// In programs that cmd/san has built f is called at once, as it may read by syscall.Read: then it
@@ -219,6 +222,34 @@ func (r *rawConn) showHeld(f func(fd uintptr) (done bool)) (done bool, err error
 		}
 	}
 	return false, nil
+}
+
+// showLast shows f what can still be read where there is no way back, as the session has ended: what was
+// taken from that on the way, and what it has.
+func (r *rawConn) showLast(f func(fd uintptr) (done bool)) (done bool) {
+	in := &r.c.in
+	func() {
+		in.op.Lock()
+		defer in.unlock(r.c)
+		done, _ = r.showHeld(f) // it fails where TCP's bytes come first
+	}()
+	for took := 1; took > 0 && !done; {
+		s := in.san.Load()
+		if s == nil {
+			break
+		}
+		b, _ := s.PeekExclusive(false)
+		raceedge.Acquire()
+		if b == nil {
+			break
+		}
+		func() {
+			took = 0 // where f panics
+			defer func() { s.Discard(took) }()
+			took, done, _ = showBytes(b, f)
+		}()
+	}
+	return done
 }
 
 // readTCP is Read on TCP, once unless the function may wait, and does not read by syscall.Read. looked: it

@@ -652,6 +652,39 @@ func TestRawReadShowsWhatAClosedPeerHasLeft(t *testing.T) {
 	eventuallyRecv(t, a, "", io.EOF)
 }
 
+// Where there is no way back, as the session has ended, a function of Read has what was taken from that on
+// the way, and what it has, and then finds how it has ended, as the connection's Read does.
+func TestRawReadBehindAWayBackInVain(t *testing.T) {
+	for _, taken := range []bool{true, false} {
+		ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
+		a, b := pipeOver(t, ea, eb, nil)
+		sendUnread(t, b, a)
+		if taken {
+			if _, err := b.Reserve(1); err != nil { // so b does not answer
+				t.Fatal(err)
+			}
+			failed := make(chan error, 1)
+			go func() { _, err := a.File(); failed <- err }()
+			awaitLeaving(t, a)
+			testenv.Eventually(t, patience, func() error {
+				if a.Stats().BytesReceived == 0 {
+					return errors.New("nothing is taken")
+				}
+				return nil
+			})
+			eb.Kill()
+			if err := <-failed; err == nil {
+				t.Fatal("it has left")
+			}
+		} else {
+			eb.Kill()
+		}
+		wantRecv(t, a, 2, 0, "un", nil)
+		wantRecv(t, a, 100, 0, "read", nil)
+		wantRecv(t, a, 1, 0, "", syscall.ECONNRESET)
+	}
+}
+
 // A descriptor shows the end behind CloseRead, also where that was called on a session.
 func TestTheDescriptorBehindCloseRead(t *testing.T) {
 	a, _ := pipe(t, session.Limits{}, nil)

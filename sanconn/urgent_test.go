@@ -1,10 +1,12 @@
 package sanconn_test
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -37,6 +39,36 @@ func TestUrgentDeadlineOnTCP(t *testing.T) {
 	if err := sanconn.AwaitUrgent(time.Now(), a); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("its own time is over as well: %v", err)
 	}
+	if err := within(t, awaitUrgent(a)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("it has an hour: %v", err)
+	}
+}
+
+// A WriteUrgent begins one move: an attempt that fails meanwhile, and is to be made again behind more use, is
+// not made again by it.
+func TestUrgentDataBeginsOneMove(t *testing.T) {
+	var used atomic.Int32
+	life := failing{using{ending{nil, false}, func() { used.Add(1) }}}
+	a, b, err := newPair(newconn.Config{Threshold: 1 << 20, Life: life}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	if err := sanconn.AwaitUrgent(time.Now().Add(10*time.Millisecond), a); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	if n := used.Load(); n != 1 {
+		t.Errorf("%d moves have begun", n)
+	}
+}
+
+// failing is using where each attempt has failed at once.
+type failing struct{ using }
+
+func (f failing) Used(h newconn.Handle, urgent bool) {
+	f.using.Used(h, urgent)
+	h.CallUse(1 << 20)
 }
 
 // Urgent data that is to be sent while the connection goes back to TCP has it move again.
@@ -109,5 +141,127 @@ func TestUrgentDataBehindTheWayBack(t *testing.T) {
 		if b.Urgent() != nil {
 			t.Error("told of urgent data on TCP")
 		}
+	}
+}
+
+// awaitUrgent waits as WriteUrgent does, for an hour at most, in the background.
+func awaitUrgent(a *sanconn.Conn) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- sanconn.AwaitUrgent(time.Now().Add(time.Hour), a) }()
+	return done
+}
+
+func within(t *testing.T, done <-chan error) error {
+	t.Helper()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(patience):
+		t.Fatal("it waits")
+		return nil
+	}
+}
+
+// A WriteUrgent waits while both ends have agreed, and not all of TCP has been read, but not for a session
+// that has ended, nor beyond Close.
+func TestWhatUrgentDataWaitsFor(t *testing.T) {
+	for _, what := range []string{"read", "killed", "closed"} {
+		a, b, err := newPair(newconn.Config{}, newconn.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		defer b.Close()
+		if _, err := b.Write([]byte("by TCP")); err != nil {
+			t.Fatal(err)
+		}
+		ea, eb := twin.Pair(twin.Config{})
+		if err := movePair(t.Context(), a, b, ea, eb, sessions{}); err != nil {
+			t.Fatal(err)
+		}
+		done := awaitUrgent(a)
+		switch what {
+		case "read":
+			if _, err := a.Read(make([]byte, 100)); err != nil {
+				t.Fatal(err)
+			}
+			if err := within(t, done); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		case "killed":
+			eb.Kill()
+			if err := within(t, done); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("%s: %v", what, err)
+			}
+		case "closed":
+			a.Close()
+			if err := within(t, done); !errors.Is(err, net.ErrClosed) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+	}
+	a, _, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := awaitUrgent(a) // on TCP
+	a.Close()
+	if err := within(t, done); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("closed on TCP: %v", err)
+	}
+}
+
+// The error of a session that cannot send urgent data any more is that of WriteUrgent.
+func TestUrgentDataOnASessionThatHasEnded(t *testing.T) {
+	a, _ := pipe(t, session.Limits{}, nil)
+	if err := a.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { _, err := a.WriteUrgent([]byte("!")); done <- err }()
+	if err := within(t, done); !errors.Is(err, syscall.EPIPE) || errors.Is(err, errors.ErrUnsupported) {
+		t.Error(err)
+	}
+}
+
+// Urgent data that has come behind another move takes the place of what was kept from before that.
+func TestUrgentDataBehindAnotherMove(t *testing.T) {
+	a, b := pipe(t, session.Limits{}, nil)
+	if _, err := a.WriteUrgent([]byte("old")); err != nil {
+		t.Fatal(err)
+	}
+	if err := sanconn.LeaveSAN(a); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, func() error {
+		if sanconn.Leaving(b) {
+			return errors.New("it leaves")
+		}
+		return nil
+	})
+	ea, eb := twin.Pair(twin.Config{})
+	if err := movePair(t.Context(), a, b, ea, eb, sessions{}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := newconn.HandleOf(a).Moved(ctx); err != nil { // or it might take more than WriteUrgent waits
+		t.Fatal(err)
+	}
+	if _, err := a.WriteUrgent([]byte("new")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Write([]byte("behind it")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Read(make([]byte, 100)); err != nil {
+		t.Fatal(err)
+	}
+	p := make([]byte, sanconn.MaxUrgent)
+	if n, err := b.ReadUrgent(p); string(p[:n]) != "new" || err != nil {
+		t.Errorf("%q, %v", p[:n], err)
+	}
+	if n, err := b.ReadUrgent(p); err != sanconn.ErrNoUrgent {
+		t.Errorf("%q, %v", p[:n], err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -378,6 +379,62 @@ func TestDearWritesGoThroughTheInbox(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Each Fill of a Write but the last says that the Write goes on, and so does each message of a send buffer
+// that goes by messages.
+func TestFillsSayThatAWriteGoesOn(t *testing.T) {
+	const size = 300_000
+	for _, plain := range []bool{true, false} {
+		inBubble(t, func(t *testing.T) {
+			refuse := false
+			s, _, p := negotiatedOn(t, buffered, session.Config{KeepAlive: -1, Threshold: 1 << 20}, withMemory(func(m session.Memory) session.Memory {
+				return refusing{m, &refuse}
+			}))
+			in := p.open(s, 64<<10)
+			refuse = plain
+			w := goWrite(s, pattern(size))
+			for left := size; left > 0; {
+				m := p.recv()
+				if m == nil {
+					t.Fatal("no message")
+				}
+				switch m[0] {
+				case tFill:
+					left -= int(le.Uint32(m[header:]))
+					in.at += int(le.Uint32(m[header:]))
+					in.emptied()
+				case tData:
+					left -= len(m) - header
+				default:
+					continue
+				}
+				if plain != (m[0] == tData) {
+					t.Errorf("a message of type %d", m[0])
+				}
+				p.send(tCredit, 0)
+				if more := m[1]&1 != 0; more != (left > 0) {
+					t.Errorf("%d bytes ahead of the end: more is %v", left, more)
+				}
+			}
+			if r := within(t, w); r.n != size || r.err != nil {
+				t.Errorf("Write: %+v", r)
+			}
+		})
+	}
+}
+
+// refusing is memory that starts no Write while it refuses, as where it has been unregistered.
+type refusing struct {
+	session.Memory
+	now *bool
+}
+
+func (m refusing) Write(b []byte, d session.Descriptor, at int, tag uint32) error {
+	if *m.now {
+		return syscall.ENOMEM
+	}
+	return m.Memory.Write(b, d, at, tag)
 }
 
 // Where the peer has no memory for an inbox, they are offered: messages cost more.

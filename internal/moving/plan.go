@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/movers"
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/reason"
+	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
 )
@@ -84,12 +86,25 @@ func (p *Plan) move(ctx context.Context, h newconn.Handle) *session.Unavailable 
 	return why
 }
 
+// moveOpen is move for a dial that waits, which does not try again where the other end has closed or reset
+// the connection meanwhile.
+func (p *Plan) moveOpen(ctx context.Context, h newconn.Handle) *session.Unavailable {
+	why := p.move(ctx, h)
+	if why == nil || !reason.Is(why, session.ReasonNoListener, session.ReasonTimeout) || errors.Is(why, newconn.ErrNoAnswer) {
+		return why
+	}
+	if open, err := tcpid.IsOpen(h.TCP()); err != nil || open {
+		return why
+	}
+	return &session.Unavailable{Reason: session.ReasonStays, Err: fmt.Errorf("the other end has ended the TCP connection: %w; before that: %v", syscall.ECONNRESET, why)}
+}
+
 // MoveNow moves a connection that must not be used before, in its turn and once its other end
 // has been accepted.
 func (p *Plan) MoveNow(ctx context.Context, c *sanconn.Conn) *session.Unavailable {
 	h := newconn.HandleOf(c)
 	done := make(chan *session.Unavailable, 1)
-	j := p.inTurn(ctx, h, true, func(why *session.Unavailable) { done <- why })
+	j := p.inTurn(ctx, h, p.moveOpen, true, func(why *session.Unavailable) { done <- why })
 	select {
 	case why := <-done:
 		if why == nil {
@@ -110,7 +125,7 @@ func (p *Plan) MoveNow(ctx context.Context, c *sanconn.Conn) *session.Unavailabl
 // accepted. urgent: before it has been used enough; in vain, that is no reason to try less often.
 func (p *Plan) moveLater(h newconn.Handle, atOnce, urgent bool) {
 	l := lifeOf(h)
-	p.inTurn(context.Background(), h, atOnce, func(why *session.Unavailable) {
+	p.inTurn(context.Background(), h, p.move, atOnce, func(why *session.Unavailable) {
 		if why == nil {
 			l.tries.Store(0)
 			return
@@ -147,11 +162,11 @@ func (p *Plan) moveLater(h newconn.Handle, atOnce, urgent bool) {
 // Queue has connections move, those that a dial waits for and those in the background.
 var Queue movers.Scheduler
 
-// inTurn moves a connection when it is its turn.
-func (p *Plan) inTurn(ctx context.Context, h newconn.Handle, waits bool, done func(*session.Unavailable)) *movers.Job {
+// inTurn moves a connection, by move, when it is its turn.
+func (p *Plan) inTurn(ctx context.Context, h newconn.Handle, move func(context.Context, newconn.Handle) *session.Unavailable, waits bool, done func(*session.Unavailable)) *movers.Job {
 	j := &movers.Job{
 		Peer:      h.TCP().RemoteAddr().(*net.TCPAddr).AddrPort(),
-		Move:      func(ctx context.Context) *session.Unavailable { return p.move(ctx, h) },
+		Move:      func(ctx context.Context) *session.Unavailable { return move(ctx, h) },
 		Done:      done,
 		Ctx:       ctx,
 		Remaining: p.Settings.Attempt,

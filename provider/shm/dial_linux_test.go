@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"errors"
 	"os"
 	"runtime"
 	"slices"
@@ -97,6 +98,33 @@ func TestWithdraw(t *testing.T) {
 	if p := newPeer(y); p.poll(&ev) || p.Err() != errPeerAborted {
 		t.Errorf("the peer of one that was withdrawn in vain, whose link has failed: %v", p.Err())
 	}
+}
+
+// A connection whose link fails before its peer has taken it is not taken any more: its dialer tries by
+// another link, and may not have moved by this one.
+func TestNotTakenBehindItsLink(t *testing.T) {
+	leaks(t)
+	l := listen(t, Config{})
+	a, b := meet(t, l)
+	defer end(a)
+	defer end(b)
+	l.mu.Lock() // which is needed to take one
+	c, err := Dial(t.Context(), l.at.port, l.at.name, l.at.user, Config{})
+	if err == nil {
+		c.(*endpoint).linkDied(errMessage)
+	}
+	l.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer abort(c)
+	if err := c.Err(); !errors.Is(err, ErrLinkGone) {
+		t.Errorf("its end is %v", err)
+	}
+	d, e := meet(t, l) // what is taken next
+	defer end(d)
+	defer end(e)
+	pingPong(t, newPeer(d), newPeer(e))
 }
 
 func TestDialSaysWhyNot(t *testing.T) {

@@ -187,19 +187,23 @@ func (e *endpoint) overByPeer(state uint32) {
 
 // linkDied ends a connection whose link died. The peer may have closed it before.
 func (e *endpoint) linkDied(cause error) {
-	switch state := e.remote.load(e.turn); {
-	case state != stateOpen:
+	if state := e.remote.load(e.turn); state != stateOpen {
 		e.overByPeer(state)
 		return
-	case !e.slot.accepted():
-		cause = linkGone(cause)
-	case cause == errPeerGone && e.slot.own.control.out.Unread(&e.slot.peers.control.in):
-		cause = errPeerUnread
-	case cause != errPeerGone: // a peer that lives is not to take this for the end of this process
+	}
+	if cause != errPeerGone {
+		// A peer that lives is not to take this for the end of this process, nor to take the connection once
+		// it was found not taken.
 		e.bad.Store(true)
 		for _, alive := range [2]uint32{stateOpen, stateWithdrawn | stateHeld} { // the latter in vain
 			e.local.v.CompareAndSwap(e.turn|alive, e.turn|stateAborted|stateHeld)
 		}
+	}
+	switch {
+	case !e.slot.accepted():
+		cause = linkGone(cause)
+	case cause == errPeerGone && e.slot.own.control.out.Unread(&e.slot.peers.control.in):
+		cause = errPeerUnread
 	}
 	e.fail(cause)
 }

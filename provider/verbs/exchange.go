@@ -149,6 +149,9 @@ func (a attachment) isOf(c connParams, host netip.Addr) bool {
 
 // up connects the queue pair to the peer's.
 func (a attachment) up(e *Endpoint, own, peer connParams) error {
+	if peer.MTU == 0 { // not every driver looks at it
+		return unavailable(session.ReasonProtocol, errors.New("verbs: the peer names no MTU"))
+	}
 	path := ibv.QPPath{
 		Port: uint8(a.port.Num), PSN: own.Peer.PSN,
 		MTU:         ibv.MTU(min(own.MTU, peer.MTU)),

@@ -116,6 +116,37 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	}
 }
 
+// A peer that names no MTU breaks the protocol, at either end.
+func TestExchangeWithoutMTU(t *testing.T) {
+	if testenv.Device() != hwsim.Lane {
+		return // as in TestReadsThatThePeerServes
+	}
+	_, to := cable(t)
+	nothingLeft(t)
+	cfg := Config{WithoutCM: true}.withDefaults()
+	port := freePort()
+	l, err := net.Listen("tcp", netip.AddrPortFrom(to, cfg.iwarpPort(port)).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	accepted := make(chan error, 1)
+	go func() {
+		conn, err := l.Accept()
+		if err == nil {
+			_, err = acceptExchange(patient(t), noMTU{conn}, port, cfg)
+		}
+		accepted <- err
+	}()
+	_, err = Dial(patient(t), netip.Addr{}, netip.AddrPortFrom(to, port), cfg)
+	if reasonOf(err) == session.ReasonNone {
+		t.Error("dialed")
+	}
+	if err := <-accepted; reasonOf(err) != session.ReasonProtocol || !strings.Contains(fmt.Sprint(err), "MTU") {
+		t.Errorf("accepted: %v", err)
+	}
+}
+
 // A queue pair issues no more RDMA reads at a time than the peer serves, which would end the
 // connection.
 func TestReadsThatThePeerServes(t *testing.T) {
@@ -191,6 +222,16 @@ func FuzzConnParams(f *testing.F) {
 			t.Fatalf("% x became % x", b, again)
 		}
 	})
+}
+
+// noMTU is a connection by which parameters come that name no MTU.
+type noMTU struct{ net.Conn }
+
+func (c noMTU) Read(b []byte) (n int, err error) {
+	if n, err = io.ReadFull(c.Conn, b); n == paramsLen {
+		b[38] = 0
+	}
+	return n, err
 }
 
 // The encoding is the protocol's: each field has its place.

@@ -32,7 +32,7 @@ var hwsimRuns = []hwsimRun{
 	{"end ahead of completions", "seed=2,kernel_us=0,jitter_us=3000", "^TestEndpoint$/^(default|shared_domain)$/^(Close|CloseDoesNotWait|Abort)$", ""},
 	{"end of TCP ahead of completions", "seed=16,jitter_us=3000", "^TestEndpoint$/^without_rdma_cm$/^(Close|Abort)$", ""},
 	{"connections", "seed=3", "^(TestPing|TestEveryDialIsAccepted|TestManyAtATime|TestTransfers|TestNothingIsLeft|" +
-		"TestExposedIsTakenBackAtOnce|TestRefusals|TestAdmit|TestRequestsThatAreRefused|TestReadsThatThePeerServes|TestHalfOpenRequests|TestRequestOfAnEndingChannel|TestManyConnectionsLeaveNothing|TestDialsGivenUpLeaveNothing|TestShareUsedUp)$", ""},
+		"TestExposedIsTakenBackAtOnce|TestRefusals|TestAdmit|TestRequestsThatAreRefused|TestReadsThatThePeerServes|TestExchangeWithoutMTU|TestHalfOpenRequests|TestRequestOfAnEndingChannel|TestManyConnectionsLeaveNothing|TestDialsGivenUpLeaveNothing|TestShareUsedUp)$", ""},
 	{"one listener after another", "seed=12", "^(TestListenerTakesOver|TestListenerOutlivesItsDevice|TestListenerThatWaitsIsClosed|TestListenerThatWaitsDoesNotLook|TestListenerWithoutDescriptors|TestListenerLooksWithoutDescriptors)$", ""},
 	{"confirmations lost", "seed=5,lost_rtu=100,cm_timeout_ms=10000", "^TestConfirmationLost$", ""},
 	{"a busy subnet manager", "seed=6,profile=mlx5-ib,sm_loss=70", "^TestManyAtATime$", ""},
