@@ -8,9 +8,11 @@ import (
 	"net/http/httptrace"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/hello"
 	"github.com/sanconn/san/internal/moving"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/sanconn"
@@ -92,11 +94,11 @@ func TestUrgentDataInVain(t *testing.T) {
 				t.Fatal(err)
 			}
 			select {
-			case attempts <- &Unavailable{Reason: ReasonTimeout}:
+			case attempts <- &Unavailable{Reason: ReasonUnreachable}:
 			case <-time.After(testTimeout):
 				t.Fatal("it is not tried")
 			}
-			wantTried(t, c, ReasonTimeout)
+			wantTried(t, c, ReasonUnreachable)
 		}
 		c.SetWriteDeadline(time.Now().Add(testTimeout))
 		go func() { attempts <- nil }()
@@ -107,6 +109,29 @@ func TestUrgentDataInVain(t *testing.T) {
 		}
 		wantMoved(t, c, fakeName)
 		wantMoved(t, s, fakeName)
+	}
+}
+
+// Urgent data waits for the other end to be accepted.
+func TestUrgentDataWaitsForTheAccept(t *testing.T) {
+	f := useFake(t)
+	var attempts atomic.Int32
+	f.fail = func(context.Context) error {
+		if attempts.Add(1) < 3 {
+			return &Unavailable{Reason: ReasonNoListener, Err: hello.ErrNotAccepted}
+		}
+		return nil
+	}
+	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+	c := mustDial(t, new(Dialer), l.Addr().String()).(*sanconn.Conn)
+	s := mustAccept(t, l)
+	if _, err := c.WriteUrgent([]byte("!")); err != nil && !errors.Is(err, errors.ErrUnsupported) { // it has taken longer
+		t.Error(err)
+	}
+	wantMoved(t, c, fakeName)
+	wantMoved(t, s, fakeName)
+	if n := attempts.Load(); n != 3 {
+		t.Errorf("%d attempts", n)
 	}
 }
 

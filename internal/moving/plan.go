@@ -122,10 +122,10 @@ func (p *Plan) MoveNow(ctx context.Context, c *sanconn.Conn) *session.Unavailabl
 }
 
 // moveLater moves a connection in the background. atOnce: as soon as its other end has been
-// accepted. urgent: before it has been used enough; in vain, that is no reason to try less often.
+// accepted. urgent: likewise, as a program waits for that; in vain, it is no reason to try less often.
 func (p *Plan) moveLater(h newconn.Handle, atOnce, urgent bool) {
 	l := lifeOf(h)
-	p.inTurn(context.Background(), h, p.move, atOnce, func(why *session.Unavailable) {
+	p.inTurn(context.Background(), h, p.move, atOnce || urgent, func(why *session.Unavailable) {
 		if why == nil {
 			l.tries.Store(0)
 			return
