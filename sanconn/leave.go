@@ -357,7 +357,7 @@ const againAfter = 16 << 20
 func (o *outgoing) flush(c *Conn) {
 	o.op.Lock()
 	n, err := c.tcp.Write(o.back)
-	o.count(c, int64(n))
+	err = o.wroteLocked(c, int64(n), err)
 	o.back = nil
 	c.mu.Lock()
 	c.state.flushed()
