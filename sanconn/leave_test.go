@@ -1090,6 +1090,12 @@ func (s scarce) Spare() int64 { return s.spare }
 // What connections that starve hold of their peers' bytes is bounded: where it leaves no room, others
 // keep to their sessions until it has been read, or its connection is closed, in whatever way.
 func TestStarvingConnectionsGoBackInTurns(t *testing.T) {
+	testenv.Eventually(t, patience, func() error { // other tests' may still be on their way
+		if kept := sanconn.KeptOfAll(); kept != 0 {
+			return fmt.Errorf("%d bytes count", kept)
+		}
+		return nil
+	})
 	starving := func(spare int64) (a, b *sanconn.Conn) {
 		t.Helper()
 		a, b, err := newPair(newconn.Config{}, newconn.Config{})
