@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"runtime"
@@ -1052,6 +1053,17 @@ func TestAPeerThatLeavesTooMuch(t *testing.T) {
 			t.Errorf("%s: read %d bytes, %v", name, len(got), err)
 		}
 		p.Abort()
+	}
+}
+
+// Before it has come, what it says takes no more memory than a ring's, however much this end would take.
+func TestAPeerThatSaysItLeavesMuch(t *testing.T) {
+	p := movedByHandTo(t, session.Config{ReceiveBudget: math.MaxInt / 2}, session.Limits{Window: 32}, 0, func(p *byHand) {
+		p.SendNote(noteAt(newconn.NoteLeave, 1<<61))
+	}, func(p *byHand) { go p.Abort() })
+	p.a.SetDeadline(time.Now().Add(patience))
+	if n, err := p.a.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("read %d bytes, %v", n, err)
 	}
 }
 
