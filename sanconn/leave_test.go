@@ -1108,13 +1108,21 @@ func TestStarvingConnectionsGoBackInTurns(t *testing.T) {
 		}
 		return nil
 	})
+	var closes []io.Closer
+	closeAll := func() {
+		for _, c := range closes {
+			c.Close()
+		}
+		closes = nil
+	}
+	defer closeAll()
 	starving := func(spare int64) (a, b *sanconn.Conn) {
 		t.Helper()
 		a, b, err := newPair(newconn.Config{}, newconn.Config{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		closeAtEnd(t, a, b)
+		closes = append(closes, a, b)
 		a.Write([]byte{0}) // by TCP, to which it goes back only then
 		if _, err := b.Read(make([]byte, 1)); err != nil {
 			t.Fatal(err)
@@ -1174,4 +1182,19 @@ func TestStarvingConnectionsGoBackInTurns(t *testing.T) {
 	if kept := sanconn.KeptOfAll(); kept != 0 {
 		t.Errorf("%d bytes count once all have been read or closed", kept)
 	}
+	closeAll()
+	func() {
+		c, _ := starving(sanconn.MostOfRing)
+		if !left(c) || sanconn.KeptOfAll() == 0 {
+			t.Error("one more does not go back")
+		}
+		closes = nil
+	}()
+	testenv.Eventually(t, patience, func() error {
+		runtime.GC()
+		if kept := sanconn.KeptOfAll(); kept != 0 {
+			return fmt.Errorf("%d bytes count once it is forgotten", kept)
+		}
+		return nil
+	})
 }
