@@ -48,7 +48,9 @@ func (o *outgoing) beginLocked(c *Conn, s *session.Session, inWrite bool) (goesO
 	}
 	at := c.state.begin(o.written.Load())
 	c.steppedLocked()
-	o.deadline.toSession(s.InterruptWrite)
+	if !c.state.out.broken { // else Writes fail by TCP
+		o.deadline.toSession(s.InterruptWrite)
+	}
 	// With mu held, as the stream may be ended as soon as it is seen to have begun. It fails only if
 	// the session has ended, which Writes find.
 	s.SendNote(positionNote(newconn.NoteBegin, at))

@@ -55,16 +55,6 @@ func (c *Conn) opError(op string, err error) error {
 	return &net.OpError{Op: op, Net: c.network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }
 
-// endsTCP reports whether an error of a Write by TCP, or of a copy from a file, is TCP's end.
-func endsTCP(err error) bool {
-	for _, end := range [...]syscall.Errno{syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNABORTED, syscall.ETIMEDOUT, syscall.EHOSTUNREACH} {
-		if errors.Is(err, end) {
-			return true
-		}
-	}
-	return false
-}
-
 // readError is opError for a Read, or a Peek. Once one has found that the peer is lost it is io.EOF, as
 // with TCP: a loop may end at nothing else.
 func (c *Conn) readError(err error) error {

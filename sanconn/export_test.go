@@ -92,3 +92,6 @@ const MostOfRing = mostOfRing
 
 // KeptOfAll is what counts as held by all connections that have left sessions as a Write starved.
 func KeptOfAll() int64 { return keptOfAll.Load() }
+
+// PutPiece has put put a piece of a copy on TCP.
+func PutPiece(c *Conn, put func() (int64, error)) error { return c.out.piece(c, put) }

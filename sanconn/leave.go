@@ -290,7 +290,7 @@ func readUntil(s *session.Session, most uint64, done func() bool) (all []byte) {
 // readTaken reads so many bytes more from a session, or the rest of its stream; most is for all of them.
 func readTaken(s *session.Session, all []byte, n, most uint64) ([]byte, error) {
 	if n < toTheEnd/2 { // or append would leave several times as much to the garbage collector
-		all = slices.Grow(all, int(min(n, most)))
+		all = slices.Grow(all, int(min(n, most, mostOfRing))) // no more, as nothing but the peer says so
 	}
 	b := make([]byte, min(n, 64<<10))
 	for n > 0 {
@@ -357,7 +357,7 @@ const againAfter = 16 << 20
 func (o *outgoing) flush(c *Conn) {
 	o.op.Lock()
 	n, err := c.tcp.Write(o.back)
-	o.count(c, int64(n))
+	err = o.wroteLocked(c, int64(n), err)
 	o.back = nil
 	c.mu.Lock()
 	c.state.flushed()

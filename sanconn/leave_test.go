@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"runtime"
@@ -1055,6 +1056,17 @@ func TestAPeerThatLeavesTooMuch(t *testing.T) {
 	}
 }
 
+// Before it has come, what it says takes no more memory than a ring's, however much this end would take.
+func TestAPeerThatSaysItLeavesMuch(t *testing.T) {
+	p := movedByHandTo(t, session.Config{ReceiveBudget: math.MaxInt / 2}, session.Limits{Window: 32}, 0, func(p *byHand) {
+		p.SendNote(noteAt(newconn.NoteLeave, 1<<61))
+	}, func(p *byHand) { go p.Abort() })
+	p.a.SetDeadline(time.Now().Add(patience))
+	if n, err := p.a.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("read %d bytes, %v", n, err)
+	}
+}
+
 // Nor does one return, of what comes before it has answered, bytes that it has never been sent.
 func TestAPeerThatReturnsWhatItWasNotSent(t *testing.T) {
 	defer sanconn.SetAnswerTime(0)()
@@ -1090,13 +1102,27 @@ func (s scarce) Spare() int64 { return s.spare }
 // What connections that starve hold of their peers' bytes is bounded: where it leaves no room, others
 // keep to their sessions until it has been read, or its connection is closed, in whatever way.
 func TestStarvingConnectionsGoBackInTurns(t *testing.T) {
+	testenv.Eventually(t, patience, func() error { // other tests' may still be on their way
+		if kept := sanconn.KeptOfAll(); kept != 0 {
+			return fmt.Errorf("%d bytes count", kept)
+		}
+		return nil
+	})
+	var closes []io.Closer
+	closeAll := func() {
+		for _, c := range closes {
+			c.Close()
+		}
+		closes = nil
+	}
+	defer closeAll()
 	starving := func(spare int64) (a, b *sanconn.Conn) {
 		t.Helper()
 		a, b, err := newPair(newconn.Config{}, newconn.Config{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		closeAtEnd(t, a, b)
+		closes = append(closes, a, b)
 		a.Write([]byte{0}) // by TCP, to which it goes back only then
 		if _, err := b.Read(make([]byte, 1)); err != nil {
 			t.Fatal(err)
@@ -1156,4 +1182,19 @@ func TestStarvingConnectionsGoBackInTurns(t *testing.T) {
 	if kept := sanconn.KeptOfAll(); kept != 0 {
 		t.Errorf("%d bytes count once all have been read or closed", kept)
 	}
+	closeAll()
+	func() {
+		c, _ := starving(sanconn.MostOfRing)
+		if !left(c) || sanconn.KeptOfAll() == 0 {
+			t.Error("one more does not go back")
+		}
+		closes = nil
+	}()
+	testenv.Eventually(t, patience, func() error {
+		runtime.GC()
+		if kept := sanconn.KeptOfAll(); kept != 0 {
+			return fmt.Errorf("%d bytes count once it is forgotten", kept)
+		}
+		return nil
+	})
 }

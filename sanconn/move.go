@@ -124,7 +124,7 @@ func (c handle) Accept(s *session.Session, answer []byte) error {
 }
 
 // commitLocked commits this end to a session, and sends the peer the note about that before anything
-// else finds the session, and sends other notes. exposed is descriptor.check's.
+// else finds the session, and sends other notes. exposed is tcpDescriptor.check's.
 func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note []byte) error {
 	switch {
 	case c.closed.Load():

@@ -177,6 +177,12 @@ type byHand struct {
 // called behind that, and leaves when a has left; nil: nothing is done.
 func movedByHand(t *testing.T, limits session.Limits, begin uint64, proposed, leaves func(p *byHand)) *byHand {
 	t.Helper()
+	return movedByHandTo(t, session.Config{}, limits, begin, proposed, leaves)
+}
+
+// movedByHandTo is movedByHand where a's session has a configuration.
+func movedByHandTo(t *testing.T, cfg session.Config, limits session.Limits, begin uint64, proposed, leaves func(p *byHand)) *byHand {
+	t.Helper()
 	p := new(byHand)
 	var err error
 	if p.a, p.b, err = newPair(newconn.Config{}, newconn.Config{}); err != nil {
@@ -198,7 +204,7 @@ func movedByHand(t *testing.T, limits session.Limits, begin uint64, proposed, le
 		}
 	}})
 	go p.Negotiate(t.Context())
-	if err := connpair.Propose(t.Context(), p.a, p.ea, session.Config{}, nil); err != nil {
+	if err := connpair.Propose(t.Context(), p.a, p.ea, cfg, nil); err != nil {
 		t.Fatal(err)
 	}
 	return p

@@ -93,6 +93,12 @@ func TestUrgentDataWhileItGoesBack(t *testing.T) {
 	}
 	sanconn.Starve(b)
 	awaitLeaving(t, a)
+	testenv.Eventually(t, patience, func() error { // till then it goes by the session
+		if a.Provider() != "tcp" {
+			return errors.New("its Writes have not been taken from the session")
+		}
+		return nil
+	})
 	before := used.Load()
 	urgent := make(chan error, 1)
 	go func() {

@@ -79,6 +79,17 @@ func isOpen(fd int) (bool, error) {
 	}
 }
 
+// Sends reports whether a connection still takes bytes to send: it has not ended, and was not shut here.
+func Sends(c *net.TCPConn) (bool, error) { return control(c, sends) }
+
+func sends(fd int) (bool, error) {
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil {
+		return false, wrap("TCP_INFO", err)
+	}
+	return info.State == stateEstablished || info.State == stateCloseWait, nil
+}
+
 // tcpCounts are those of TCP_INFO that positions depend on.
 type tcpCounts struct {
 	state                            uint8

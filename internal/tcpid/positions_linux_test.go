@@ -187,17 +187,17 @@ func TestPositionsAfterReset(t *testing.T) {
 }
 
 // A connection is open until a direction is shut, here or for writing at the other end, and whatever
-// the error queue has.
+// the error queue has; it sends until it is shut for that here, or has ended.
 func TestIsOpen(t *testing.T) {
 	for name, tt := range map[string]struct {
-		shut func(c, peer *net.TCPConn) error
-		open bool
+		shut        func(c, peer *net.TCPConn) error
+		open, sends bool
 	}{
-		"nobody":                {func(c, peer *net.TCPConn) error { return nil }, true},
-		"for reading":           {func(c, peer *net.TCPConn) error { return c.CloseRead() }, false},
-		"for writing":           {func(c, peer *net.TCPConn) error { return c.CloseWrite() }, false},
-		"the peer, for writing": {func(c, peer *net.TCPConn) error { return peer.CloseWrite() }, false},
-		"the peer, for reading": {func(c, peer *net.TCPConn) error { return peer.CloseRead() }, true},
+		"nobody":                {func(c, peer *net.TCPConn) error { return nil }, true, true},
+		"for reading":           {func(c, peer *net.TCPConn) error { return c.CloseRead() }, false, true},
+		"for writing":           {func(c, peer *net.TCPConn) error { return c.CloseWrite() }, false, false},
+		"the peer, for writing": {func(c, peer *net.TCPConn) error { return peer.CloseWrite() }, false, true},
+		"the peer, for reading": {func(c, peer *net.TCPConn) error { return peer.CloseRead() }, true, true},
 		"a time in the error queue": {func(c, peer *net.TCPConn) error {
 			_, err := control(c, func(fd int) (bool, error) {
 				return true, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPING, unix.SOF_TIMESTAMPING_TX_SOFTWARE|unix.SOF_TIMESTAMPING_SOFTWARE)
@@ -207,7 +207,8 @@ func TestIsOpen(t *testing.T) {
 			}
 			control(c, func(fd int) (int, error) { return unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, 60_000) }) // until it is there
 			return err
-		}, true},
+		}, true, true},
+		"the peer, by a reset": {func(c, peer *net.TCPConn) error { peer.SetLinger(0); return peer.Close() }, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, peer := connect(t, listen(t, "tcp", "127.0.0.1:0"))
@@ -217,6 +218,9 @@ func TestIsOpen(t *testing.T) {
 			testenv.Eventually(t, time.Minute, func() error { // what the peer does takes its time
 				if open, err := IsOpen(c); open != tt.open || err != nil {
 					return fmt.Errorf("open: %v, %v", open, err)
+				}
+				if sends, err := Sends(c); sends != tt.sends || err != nil {
+					return fmt.Errorf("sends: %v, %v", sends, err)
 				}
 				return nil
 			})

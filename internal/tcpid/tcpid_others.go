@@ -30,6 +30,9 @@ func acceptorStamp(*net.TCPConn) (Stamp, error) { return 0, errors.ErrUnsupporte
 // IsOpen needs Linux.
 func IsOpen(*net.TCPConn) (bool, error) { return false, errors.ErrUnsupported }
 
+// Sends needs Linux.
+func Sends(*net.TCPConn) (bool, error) { return false, errors.ErrUnsupported }
+
 // Positions needs Linux.
 func Positions(*net.TCPConn) (written, read uint64, err error) {
 	return 0, 0, errors.ErrUnsupported
