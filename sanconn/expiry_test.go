@@ -31,7 +31,7 @@ func (i *interrupts) want(t *testing.T, what string, on bool, changes int) {
 	}
 }
 
-func TestAlarm(t *testing.T) {
+func TestExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var i interrupts
 		d := expiry{interrupt: i.set}
@@ -63,7 +63,7 @@ func TestAlarm(t *testing.T) {
 }
 
 // A timer that fires but gets the lock only after the deadline was moved must do nothing.
-func TestAlarmLateTimer(t *testing.T) {
+func TestExpiryLateTimer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var i interrupts
 		d := expiry{interrupt: i.set}
