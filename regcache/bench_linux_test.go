@@ -117,7 +117,7 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-func BenchmarkWatchedProof(b *testing.B) {
+func BenchmarkWatchedValidator(b *testing.B) {
 	r := watch(b, mmap(b, mapped))
 	defer r.Withdraw()
 	for b.Loop() {

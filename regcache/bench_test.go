@@ -34,8 +34,8 @@ func BenchmarkHit(b *testing.B) {
 	}
 }
 
-// The part of a hit that is the validator.
-func BenchmarkProof(b *testing.B) {
+// The part of a hit that is to ask the validator.
+func BenchmarkValidator(b *testing.B) {
 	page := make([]byte, 64<<10)
 	heap := classify(page).newValidator()
 	stable, err := Declare(page)

@@ -116,7 +116,7 @@ func (c *Cache) lookup(b []byte, access Access, u *User) *Region {
 	if r == nil || r.access&access != access || !r.hold() {
 		return nil
 	}
-	if !r.validator.valid() { // what has ended the validator takes the region out, or else merge does
+	if !r.validator.valid() { // what has made it so takes the region out, or else merge does
 		r.Release()
 		return nil
 	}

@@ -13,8 +13,8 @@ func TestNoHitIsStale(t *testing.T) {
 }
 
 // The same with the validators off, to show that they are what keeps the cache right.
-func TestWithoutProofsHitsAreStale(t *testing.T) {
-	churn := cachetest.NewChurn(t, regcache.NewNIC(t), regcache.WithoutProofs())
+func TestWithoutValidatorsHitsAreStale(t *testing.T) {
+	churn := cachetest.NewChurn(t, regcache.NewNIC(t), regcache.WithoutValidators())
 	churn.UntilStale = true
 	churn.Duration = time.Nanosecond // and up to a minute more
 	if _, stale := churn.Run(); stale == 0 {

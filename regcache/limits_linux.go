@@ -53,9 +53,9 @@ func MemoryLimit() (bytes int64) {
 
 // groupLimit is how much memory this process's control group may have, of version 1 or 2; the
 // largest number if there is no limit. Beyond memory.high the kernel kills nobody, but has the
-// group's processes wait, the longer the more they are beyond. root is the file system's. A container may see the path
-// of its group as the host does, or as its own root, and be limited by any group above: so each
-// ancestor is looked at that there is.
+// group's processes wait, the longer the further they are beyond it. root is the file system's. A
+// container may see the path of its group as the host does, or as its own root, and be limited by
+// any group above: so each ancestor is looked at that there is.
 func groupLimit(root fs.FS) int64 {
 	limit := int64(math.MaxInt64)
 	groups, err := fs.ReadFile(root, "proc/self/cgroup")

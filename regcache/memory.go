@@ -44,7 +44,7 @@ type classified struct {
 	lo, hi uintptr
 	// object is where the object begins that the slice is alive in, for heap memory.
 	object func() weak.Pointer[byte]
-	// newValidator makes the newValidator of a registration within [lo, hi); the slice is
+	// newValidator makes the validator of a registration within [lo, hi); the slice is
 	// alive when it is called. nil for unknown memory.
 	newValidator func() validator
 }

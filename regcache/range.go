@@ -50,7 +50,7 @@ func (r *Range) Withdraw() error {
 	return err
 }
 
-// invalidate makes the validator false, before others can declare the memory, and removes its regions.
+// invalidate has valid return false, before others can declare the memory, and removes its regions.
 func (r *Range) invalidate(cause Cause) error {
 	r.gone.Store(true)
 	ranges.remove(r)

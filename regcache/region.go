@@ -82,7 +82,7 @@ func (r *Region) Release() error {
 	return r.drop()
 }
 
-// invalidate takes the region out of its cache because its validator has ended, or nobody is left who
+// invalidate takes the region out of its cache because it is no longer valid, or nobody is left who
 // uses it. It is deregistered now, or at the last Release.
 func (r *Region) invalidate(cause Cause) {
 	if r.expel(cause) {

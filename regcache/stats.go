@@ -56,7 +56,7 @@ func (c Cause) String() string {
 	return [...]string{"object died", "range withdrawn", "mapping changed", "cache closed", "users left"}[c]
 }
 
-// cause returns why a validator of this kind ends.
+// cause returns why a region of this kind ceases to be valid.
 func (k Kind) cause() Cause {
 	switch k {
 	case Declared:

@@ -5,11 +5,11 @@ package regcache
 // objectLives (heap.go), always (global.go), and Range (range.go).
 type validator interface {
 	// valid reports whether the mapping is unchanged. It runs at every hit, so it
-	// neither allocates nor locks. The hit takes its reference first, so that ending
-	// the validator and then looking at the references misses no user.
+	// neither allocates nor locks. The hit takes its reference first, so that whoever
+	// makes it false and then looks at the references misses no user.
 	valid() bool
 
-	// attach makes a region depend on the validator. When that ends, valid turns
+	// attach makes a region depend on the validator. When the memory goes, valid turns
 	// false at once, and later the region is taken out of its cache.
 	attach(*Region)
 

@@ -1,6 +1,7 @@
 package sanconn_test
 
 import (
+	"context"
 	"errors"
 	"io"
 	"syscall"
@@ -67,10 +68,12 @@ func TestAWriteThatFailsBesideAProposal(t *testing.T) {
 				if _, err := io.ReadFull(b, got); err != nil {
 					t.Fatal(err)
 				}
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
 				ea, eb := twin.Pair(twin.Config{})
 				taken := make(chan error, 1)
 				go func() {
-					taken <- connpair.Accept(t.Context(), eb, session.Config{}, func([]byte) *sanconn.Conn {
+					taken <- connpair.Accept(ctx, eb, session.Config{}, func([]byte) *sanconn.Conn {
 						cutTCP(t, a)
 						if n, err := a.Write(want); n > 0 || err == nil {
 							t.Errorf("by TCP that is cut: %d, %v", n, err)
@@ -82,7 +85,7 @@ func TestAWriteThatFailsBesideAProposal(t *testing.T) {
 						return b
 					})
 				}()
-				connpair.Propose(t.Context(), a, ea, session.Config{}, nil)             // fails if a is closed
+				connpair.Propose(ctx, a, ea, session.Config{}, nil)                     // fails if a is closed
 				if err := <-taken; err != nil && !errors.Is(err, connpair.ErrRefused) { // as a is closed
 					t.Fatal(err)
 				}

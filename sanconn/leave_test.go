@@ -130,7 +130,7 @@ func TestAMoveRightBehindTheWayBack(t *testing.T) {
 	a, b := pipe(t, session.Limits{}, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	const times = 200 // one in some 200 met it
+	const times = 200 // one in some 200 met it, with the race detector
 	for range times {
 		if err := sanconn.LeaveSAN(a); err != nil {
 			t.Fatal(err)

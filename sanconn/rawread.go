@@ -119,7 +119,7 @@ func (r *rawConn) lend(fd uintptr) {
 	l.done = l.f(fd)
 }
 
-// Next implements undernet.Reader.
+// Next implements undernet.RawReader.
 func (r *rawConn) Next() (b []byte, most uint64, err error) {
 	l := r.lending
 	l.mu.Lock()
@@ -151,7 +151,7 @@ func (r *rawConn) Next() (b []byte, most uint64, err error) {
 	return b, most, asErrno(err)
 }
 
-// Took implements undernet.Reader.
+// Took implements undernet.RawReader.
 func (r *rawConn) Took(n int, err error) error {
 	l := r.lending
 	defer l.mu.Unlock()

@@ -206,10 +206,11 @@ func TestWhatUrgentDataWaitsFor(t *testing.T) {
 			}
 		}
 	}
-	a, _, err := newPair(newconn.Config{}, newconn.Config{})
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer b.Close()
 	done := awaitUrgent(a) // on TCP
 	a.Close()
 	if err := within(t, done); !errors.Is(err, net.ErrClosed) {

@@ -18,8 +18,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// testPool is the pool of a test.
-type testPool struct {
+// testScheduler is the scheduler of a test.
+type testScheduler struct {
 	Scheduler
 	ended sync.WaitGroup // the jobs
 	waits bool           // each job, for its other end to be accepted
@@ -33,13 +33,13 @@ func peerAt(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.IPv6Lo
 
 // job adds one to move to a port, which has so much time for its attempts, of which each is a call
 // of move. done may be nil.
-func (p *testPool) job(ctx context.Context, port uint16, left time.Duration, move func(context.Context) error, done func(*session.Unavailable)) {
-	p.ended.Add(1)
-	p.Add(&Job{
-		Peer: peerAt(port), Ctx: ctx, Remaining: left, Waits: p.waits,
+func (s *testScheduler) job(ctx context.Context, port uint16, left time.Duration, move func(context.Context) error, done func(*session.Unavailable)) {
+	s.ended.Add(1)
+	s.Add(&Job{
+		Peer: peerAt(port), Ctx: ctx, Remaining: left, Waits: s.waits,
 		Move: func(ctx context.Context) *session.Unavailable { return reason.Of(move(ctx)) },
 		Done: func(why *session.Unavailable) {
-			defer p.ended.Done()
+			defer s.ended.Done()
 			if done != nil {
 				done(why)
 			}
@@ -48,13 +48,13 @@ func (p *testPool) job(ctx context.Context, port uint16, left time.Duration, mov
 }
 
 // isSlow reports whether a port is, once nothing runs any more.
-func (p *testPool) isSlow(t testing.TB, port uint16) (slow bool) {
+func (s *testScheduler) isSlow(t testing.TB, port uint16) (slow bool) {
 	t.Helper()
-	p.ended.Wait()
+	s.ended.Wait()
 	testenv.Eventually(t, testTimeout, func() error {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if slow = p.slow[peerAt(port)]; p.running > 0 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if slow = s.slow[peerAt(port)]; s.running > 0 {
 			return errors.New("one still runs")
 		}
 		return nil
@@ -72,34 +72,34 @@ func answers(context.Context) error { return errEnded }
 
 // However many addresses have a process that does not answer, others have their turn.
 func TestSilentAddressesLeaveRoom(t *testing.T) {
-	pool := new(testPool)
+	scheduler := new(testScheduler)
 	for port := range uint16(2 * MostMoving) {
-		pool.job(t.Context(), port, 10*time.Millisecond, neverAnswers, nil)
+		scheduler.job(t.Context(), port, 10*time.Millisecond, neverAnswers, nil)
 	}
-	pool.ended.Wait()
+	scheduler.ended.Wait()
 	ctx, cancel := context.WithCancel(t.Context())
 	for port := range uint16(2 * MostMoving) {
-		pool.job(ctx, port, time.Hour, neverAnswers, nil)
+		scheduler.job(ctx, port, time.Hour, neverAnswers, nil)
 	}
 	answered := make(chan struct{})
-	pool.job(ctx, 2*MostMoving, time.Hour, func(context.Context) error { close(answered); return errEnded }, nil)
+	scheduler.job(ctx, 2*MostMoving, time.Hour, func(context.Context) error { close(answered); return errEnded }, nil)
 	wantClosed(t, answered, "nobody else's has begun")
 	cancel()
-	pool.ended.Wait()
+	scheduler.ended.Wait()
 }
 
 // Where others have all places, without a pause, some of those addresses have turns at a time.
 func TestSilentAddressesHaveTurns(t *testing.T) {
-	pool := new(testPool)
+	scheduler := new(testScheduler)
 	for port := range uint16(fewSlow) {
-		pool.job(t.Context(), port, 10*time.Millisecond, neverAnswers, nil)
+		scheduler.job(t.Context(), port, 10*time.Millisecond, neverAnswers, nil)
 	}
-	pool.ended.Wait()
+	scheduler.ended.Wait()
 	ctx, cancel := context.WithCancel(t.Context())
 	begun, end := make(chan struct{}, 3*MostMoving), make(chan struct{})
 	for range 3 {
 		for port := range uint16(MostMoving) {
-			pool.job(ctx, fewSlow+port, time.Hour, func(ctx context.Context) error {
+			scheduler.job(ctx, fewSlow+port, time.Hour, func(ctx context.Context) error {
 				begun <- struct{}{}
 				select {
 				case <-end:
@@ -114,7 +114,7 @@ func TestSilentAddressesHaveTurns(t *testing.T) {
 	}
 	had := make(chan struct{}, fewSlow)
 	for port := range uint16(fewSlow) {
-		pool.job(ctx, port, time.Hour, func(ctx context.Context) error { had <- struct{}{}; return neverAnswers(ctx) }, nil)
+		scheduler.job(ctx, port, time.Hour, func(ctx context.Context) error { had <- struct{}{}; return neverAnswers(ctx) }, nil)
 	}
 	for range MostMoving + fewSlow { // the turn of each of the others comes once
 		end <- struct{}{}
@@ -123,7 +123,7 @@ func TestSilentAddressesHaveTurns(t *testing.T) {
 		wantClosed(t, had, "not all have their turn")
 	}
 	cancel()
-	pool.ended.Wait()
+	scheduler.ended.Wait()
 }
 
 func wantClosed(t *testing.T, c <-chan struct{}, otherwise string) {
@@ -148,10 +148,10 @@ func TestSlowIsWhoHadTime(t *testing.T) {
 			{"a dial with time", time.Second, time.Hour, true},
 			{"all the time of an attempt", time.Hour, 400 * time.Millisecond, true},
 		} {
-			pool := new(testPool)
+			scheduler := new(testScheduler)
 			ctx, cancel := context.WithTimeout(t.Context(), of.dial)
-			pool.job(ctx, 1, of.left, neverAnswers, nil)
-			if slow := pool.isSlow(t, 1); slow != of.slow {
+			scheduler.job(ctx, 1, of.left, neverAnswers, nil)
+			if slow := scheduler.isSlow(t, 1); slow != of.slow {
 				t.Errorf("%s: slow is %v", of.name, slow)
 			}
 			cancel()
@@ -163,10 +163,10 @@ func TestSlowIsWhoHadTime(t *testing.T) {
 // too little to say anything.
 func TestTheRestOfAJobIsNoTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pool := new(testPool)
-		pool.waits = true
+		scheduler := new(testScheduler)
+		scheduler.waits = true
 		late := false
-		pool.job(t.Context(), 1, 30*time.Millisecond, func(ctx context.Context) error {
+		scheduler.job(t.Context(), 1, 30*time.Millisecond, func(ctx context.Context) error {
 			if end, _ := ctx.Deadline(); time.Until(end) > 10*time.Millisecond {
 				return hello.ErrNotAccepted
 			}
@@ -177,7 +177,7 @@ func TestTheRestOfAJobIsNoTime(t *testing.T) {
 				t.Error(why)
 			}
 		})
-		if slow := pool.isSlow(t, 1); slow || !late {
+		if slow := scheduler.isSlow(t, 1); slow || !late {
 			t.Errorf("slow is %v, it was late: %v", slow, late)
 		}
 	})
@@ -186,16 +186,16 @@ func TestTheRestOfAJobIsNoTime(t *testing.T) {
 // Nor does it make of a slow address one that answers.
 func TestTheRestOfAJobLeavesASlowAddressSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pool := new(testPool)
-		pool.waits = true
+		scheduler := new(testScheduler)
+		scheduler.waits = true
 		attempts := 0
-		pool.job(t.Context(), 1, time.Second+50*time.Millisecond, func(ctx context.Context) error {
+		scheduler.job(t.Context(), 1, time.Second+50*time.Millisecond, func(ctx context.Context) error {
 			attempts++
 			ctx, cancel := context.WithTimeout(ctx, time.Second) // as an attempt's own bound
 			defer cancel()
 			return neverAnswers(ctx)
 		}, nil)
-		if slow := pool.isSlow(t, 1); !slow || attempts < 2 {
+		if slow := scheduler.isSlow(t, 1); !slow || attempts < 2 {
 			t.Errorf("slow is %v behind %d attempts", slow, attempts)
 		}
 	})
@@ -218,29 +218,29 @@ func TestWhatIsTriedAgain(t *testing.T) {
 			{newconn.ErrNoAnswer, true, 1}, // it may move yet
 			{errEnded, true, 1},
 		} {
-			pool := new(testPool)
-			pool.waits = of.waits
+			scheduler := new(testScheduler)
+			scheduler.waits = of.waits
 			attempts := 0
-			pool.job(t.Context(), 1, time.Hour, func(context.Context) error {
+			scheduler.job(t.Context(), 1, time.Hour, func(context.Context) error {
 				if attempts++; attempts == 1 {
 					return of.err
 				}
 				return errEnded
 			}, nil)
-			if pool.isSlow(t, 1); attempts != of.attempts {
+			if scheduler.isSlow(t, 1); attempts != of.attempts {
 				t.Errorf("%v, waiting: %v: %d attempts", of.err, of.waits, attempts)
 			}
 		}
 
-		pool := new(testPool)
-		pool.waits = true
+		scheduler := new(testScheduler)
+		scheduler.waits = true
 		began, attempts := time.Now(), 0
-		pool.job(t.Context(), 1, 100*time.Millisecond, func(context.Context) error {
+		scheduler.job(t.Context(), 1, 100*time.Millisecond, func(context.Context) error {
 			attempts++
 			time.Sleep(30 * time.Millisecond)
 			return hello.ErrNotAccepted
 		}, nil)
-		pool.isSlow(t, 1)
+		scheduler.isSlow(t, 1)
 		if took := time.Since(began); attempts < 3 || took > 130*time.Millisecond {
 			t.Errorf("%d attempts in %v", attempts, took)
 		}
@@ -250,11 +250,11 @@ func TestWhatIsTriedAgain(t *testing.T) {
 // A dial that is over while it waits for the next attempt ends with what the last one has found.
 func TestOverBetweenAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pool := new(testPool)
-		pool.waits = true
+		scheduler := new(testScheduler)
+		scheduler.waits = true
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		pool.job(ctx, 1, time.Hour, func(context.Context) error {
+		scheduler.job(ctx, 1, time.Hour, func(context.Context) error {
 			time.Sleep(time.Second - acceptPause/2)
 			return hello.ErrNotAccepted
 		}, func(why *session.Unavailable) {
@@ -262,23 +262,23 @@ func TestOverBetweenAttempts(t *testing.T) {
 				t.Error(why)
 			}
 		})
-		pool.ended.Wait()
+		scheduler.ended.Wait()
 	})
 }
 
 // An address whose process answers that it has not decided is not slow.
 func TestUndecidedIsNotSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pool := new(testPool)
+		scheduler := new(testScheduler)
 		attempts := 0
-		pool.job(t.Context(), 1, enoughTime+100*time.Millisecond, func(ctx context.Context) error {
+		scheduler.job(t.Context(), 1, enoughTime+100*time.Millisecond, func(ctx context.Context) error {
 			if attempts++; attempts > 1 {
 				return neverAnswers(ctx) // for too short a time to say anything
 			}
 			time.Sleep(enoughTime)
 			return hello.Answer{Code: hello.Unknown, Undecided: true}.Err()
 		}, nil)
-		if slow := pool.isSlow(t, 1); slow || attempts < 2 {
+		if slow := scheduler.isSlow(t, 1); slow || attempts < 2 {
 			t.Errorf("slow is %v behind %d attempts", slow, attempts)
 		}
 	})
@@ -286,13 +286,13 @@ func TestUndecidedIsNotSlow(t *testing.T) {
 
 // No more than mostSlow addresses are remembered for that.
 func TestSlowAddressesAreForgotten(t *testing.T) {
-	var pool Scheduler
-	pool.slow, pool.at = make(map[netip.AddrPort]bool), make(map[netip.AddrPort]int)
+	var scheduler Scheduler
+	scheduler.slow, scheduler.at = make(map[netip.AddrPort]bool), make(map[netip.AddrPort]int)
 	for i := range 2 * mostSlow {
-		pool.running, pool.at[peerAt(uint16(i))] = 1, 1
-		pool.ran(peerAt(uint16(i)), true, true)
+		scheduler.running, scheduler.at[peerAt(uint16(i))] = 1, 1
+		scheduler.ran(peerAt(uint16(i)), true, true)
 	}
-	if n := len(pool.slow); n == 0 || n > mostSlow {
+	if n := len(scheduler.slow); n == 0 || n > mostSlow {
 		t.Errorf("%d are", n)
 	}
 }
@@ -300,23 +300,23 @@ func TestSlowAddressesAreForgotten(t *testing.T) {
 // A dial that is over when it has its turn costs no attempt, and a slow address stays slow.
 func TestOverBeforeItsTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pool := new(testPool)
-		pool.job(t.Context(), 1, 10*time.Millisecond, neverAnswers, nil)
-		if !pool.isSlow(t, 1) {
+		scheduler := new(testScheduler)
+		scheduler.job(t.Context(), 1, 10*time.Millisecond, neverAnswers, nil)
+		if !scheduler.isSlow(t, 1) {
 			t.Fatal("not slow")
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 0)
 		defer cancel()
-		pool.job(ctx, 1, time.Hour, func(context.Context) error { t.Error("it is tried"); return errEnded }, func(why *session.Unavailable) {
+		scheduler.job(ctx, 1, time.Hour, func(context.Context) error { t.Error("it is tried"); return errEnded }, func(why *session.Unavailable) {
 			if why == nil || why.Reason != session.ReasonTimeout || !errors.Is(why, context.DeadlineExceeded) {
 				t.Error(why)
 			}
 		})
-		if !pool.isSlow(t, 1) {
+		if !scheduler.isSlow(t, 1) {
 			t.Error("not slow any more")
 		}
-		pool.job(t.Context(), 1, time.Hour, answers, nil)
-		if pool.isSlow(t, 1) {
+		scheduler.job(t.Context(), 1, time.Hour, answers, nil)
+		if scheduler.isSlow(t, 1) {
 			t.Error("slow, though it has answered")
 		}
 	})
@@ -331,7 +331,7 @@ func TestLateOnceIsNotLateForEver(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			const takes, each = 10 * time.Millisecond, 3030 * time.Microsecond // 330/s where 400/s can be
-			pool := new(testPool)
+			scheduler := new(testScheduler)
 			began := time.Now()
 			stalls, goesOn := began.Add(time.Second), began.Add(time.Second+of.stall)
 			move := func(ctx context.Context) error {
@@ -351,7 +351,7 @@ func TestLateOnceIsNotLateForEver(t *testing.T) {
 			for time.Since(began) < 20*time.Second {
 				dialed := time.Now()
 				ctx, cancel := context.WithTimeout(t.Context(), of.dial)
-				pool.job(ctx, 1, time.Hour, move, func(why *session.Unavailable) {
+				scheduler.job(ctx, 1, time.Hour, move, func(why *session.Unavailable) {
 					cancel()
 					if mu.Lock(); why.Reason == session.ReasonTimeout {
 						if late++; dialed.Sub(goesOn) > 10*time.Second {
@@ -362,7 +362,7 @@ func TestLateOnceIsNotLateForEver(t *testing.T) {
 				})
 				time.Sleep(each)
 			}
-			pool.ended.Wait()
+			scheduler.ended.Wait()
 			if late == 0 || lateAfter > 0 {
 				t.Errorf("dials of %v: %d late, of these %d long after", of.dial, late, lateAfter)
 			}
@@ -374,8 +374,8 @@ func TestLateOnceIsNotLateForEver(t *testing.T) {
 func TestWaitingForATurnTakesNoTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const takes, most, jobs = 100 * time.Millisecond, 400 * time.Millisecond, 7 * MostMoving / 2
-		pool := new(testPool)
-		pool.waits = true
+		scheduler := new(testScheduler)
+		scheduler.waits = true
 		var tries atomic.Int32
 		move := func(ctx context.Context) error {
 			if tries.Add(1) <= jobs {
@@ -385,13 +385,13 @@ func TestWaitingForATurnTakesNoTime(t *testing.T) {
 			return cmp.Or(ctx.Err(), error(errEnded)) // what it has answered
 		}
 		for range jobs {
-			pool.job(t.Context(), 1, most, move, func(why *session.Unavailable) {
+			scheduler.job(t.Context(), 1, most, move, func(why *session.Unavailable) {
 				if why != errEnded {
 					t.Error(why)
 				}
 			})
 		}
-		pool.ended.Wait()
+		scheduler.ended.Wait()
 		if n := tries.Load(); n != 2*jobs {
 			t.Errorf("%d tries of %d jobs", n, jobs)
 		}
@@ -401,13 +401,13 @@ func TestWaitingForATurnTakesNoTime(t *testing.T) {
 // Of an address no more have their turn than are left to others: however many do nothing, however
 // many jobs of theirs there are, one to another begins.
 func TestAnAddressLeavesRoom(t *testing.T) {
-	pool := new(testPool)
+	scheduler := new(testScheduler)
 	ctx, cancel := context.WithCancel(t.Context())
 	begun := make(chan uint16, 2*MostMoving)
 	running := make(map[uint16]int)
 	for port := range uint16(6) { // what is left is halved by each
 		for range 2 * MostMoving {
-			pool.job(ctx, port, time.Hour, func(ctx context.Context) error {
+			scheduler.job(ctx, port, time.Hour, func(ctx context.Context) error {
 				begun <- port
 				return neverAnswers(ctx)
 			}, nil)
@@ -422,16 +422,16 @@ func TestAnAddressLeavesRoom(t *testing.T) {
 		}
 	}
 	answered := make(chan struct{})
-	pool.job(ctx, 6, time.Hour, func(context.Context) error { close(answered); return errEnded }, nil)
+	scheduler.job(ctx, 6, time.Hour, func(context.Context) error { close(answered); return errEnded }, nil)
 	wantClosed(t, answered, "nobody else's has begun")
 	cancel()
-	pool.ended.Wait()
+	scheduler.ended.Wait()
 }
 
 // Addresses have their turns one after the other: one to which a single job is to move does not
 // wait until all have that came before, to others.
 func TestAddressesTakeTurns(t *testing.T) {
-	pool := new(testPool)
+	scheduler := new(testScheduler)
 	ctx, cancel := context.WithCancel(t.Context())
 	const others = MostMoving // which have all the places
 	begun, end := make(chan struct{}, 10*MostMoving), make(chan struct{})
@@ -446,47 +446,47 @@ func TestAddressesTakeTurns(t *testing.T) {
 	}
 	for range 10 {
 		for port := range uint16(others) {
-			pool.job(ctx, port, time.Hour, waits, nil)
+			scheduler.job(ctx, port, time.Hour, waits, nil)
 		}
 	}
 	for range MostMoving {
 		<-begun
 	}
 	single := make(chan struct{})
-	pool.job(ctx, others, time.Hour, func(context.Context) error { close(single); return neverAnswers(ctx) }, nil)
+	scheduler.job(ctx, others, time.Hour, func(context.Context) error { close(single); return neverAnswers(ctx) }, nil)
 	for range others + 1 { // it may be the turn of each of the others before
 		end <- struct{}{}
 	}
 	wantClosed(t, single, "it waits for more")
 	cancel()
-	pool.ended.Wait()
+	scheduler.ended.Wait()
 }
 
 // What waits for a slow address costs others nothing: however many do, all that is looked through
 // for a turn has one entry of theirs.
 func TestWaitingCostsOthersNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pool := new(testPool)
-		pool.job(t.Context(), 1, 10*time.Millisecond, neverAnswers, nil)
-		if !pool.isSlow(t, 1) {
+		scheduler := new(testScheduler)
+		scheduler.job(t.Context(), 1, 10*time.Millisecond, neverAnswers, nil)
+		if !scheduler.isSlow(t, 1) {
 			t.Fatal("not slow")
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		const behind = 20_000
 		for range behind + 1 { // one of which runs
-			pool.job(ctx, 1, time.Hour, neverAnswers, nil)
+			scheduler.job(ctx, 1, time.Hour, neverAnswers, nil)
 		}
 		for range 100 {
 			answered := make(chan struct{})
-			pool.job(ctx, 2, time.Hour, answers, func(*session.Unavailable) { close(answered) })
+			scheduler.job(ctx, 2, time.Hour, answers, func(*session.Unavailable) { close(answered) })
 			wantClosed(t, answered, "it waits for others")
-			pool.mu.Lock()
-			if len(pool.line) > 1 || len(pool.at) > 2 || pool.waiting != behind {
-				t.Errorf("%d in the line, and %d addresses with some that run, where %d wait", len(pool.line), len(pool.at), pool.waiting)
+			scheduler.mu.Lock()
+			if len(scheduler.line) > 1 || len(scheduler.at) > 2 || scheduler.waiting != behind {
+				t.Errorf("%d in the line, and %d addresses with some that run, where %d wait", len(scheduler.line), len(scheduler.at), scheduler.waiting)
 			}
-			pool.mu.Unlock()
+			scheduler.mu.Unlock()
 		}
 		cancel()
-		pool.ended.Wait()
+		scheduler.ended.Wait()
 	})
 }

@@ -127,6 +127,30 @@ func TestNotTakenBehindItsLink(t *testing.T) {
 	pingPong(t, newPeer(d), newPeer(e))
 }
 
+// So is one whose link fails before it has begun.
+func TestLinkFailsBeforeTheBeginning(t *testing.T) {
+	leaks(t)
+	l := listen(t, Config{})
+	a, b := meet(t, l)
+	defer end(a)
+	defer end(b)
+	k := a.(*endpoint).link
+	s, err := k.freshSlot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := newEndpoint(k, s, (s.turn.Load()+turnUnit)&turnMask)
+	if code := k.attach(e); code != codeOK {
+		t.Fatalf("not attached: %d", code)
+	}
+	defer end(e)
+	e.linkDied(errMessage)
+	e.begin()
+	if err := e.Err(); !errors.Is(err, ErrLinkGone) || !e.local.gaveUp(e.turn) {
+		t.Errorf("its end is %v, and its state %#x", err, e.local.v.Load())
+	}
+}
+
 func TestDialSaysWhyNot(t *testing.T) {
 	leaks(t)
 	port := freePort(t)

@@ -70,7 +70,19 @@ func newEndpoint(l *link, s *slot, turn uint32) *endpoint {
 }
 
 // begin shows the peer that the connection has begun here. The endpoint is attached.
-func (e *endpoint) begin() { e.local.v.Store(e.turn | stateOpen) }
+func (e *endpoint) begin() {
+	e.local.v.Store(e.turn | stateOpen)
+	if e.bad.Load() { // linkDied came before
+		e.abandon()
+	}
+}
+
+// abandon aborts a connection that the session has still to end, unless it has ended here, or not begun.
+func (e *endpoint) abandon() {
+	for _, alive := range [2]uint32{stateOpen, stateWithdrawn | stateHeld} {
+		e.local.v.CompareAndSwap(e.turn|alive, e.turn|stateAborted|stateHeld)
+	}
+}
 
 // discard ends an endpoint that was never attached.
 func (e *endpoint) discard() {
@@ -195,9 +207,7 @@ func (e *endpoint) linkDied(cause error) {
 		// A peer that lives is not to take this for the end of this process, nor to take the connection once
 		// it was found not taken.
 		e.bad.Store(true)
-		for _, alive := range [2]uint32{stateOpen, stateWithdrawn | stateHeld} { // the latter in vain
-			e.local.v.CompareAndSwap(e.turn|alive, e.turn|stateAborted|stateHeld)
-		}
+		e.abandon()
 	}
 	switch {
 	case !e.slot.accepted():

@@ -96,7 +96,7 @@ func TestNoPeerHasItAll(t *testing.T) {
 	for i := range byte(4) {
 		got := fill(peer(i))
 		if want := free * peerShare / (peerShare + 1); got != want {
-			t.Errorf("peer %d has %d of %d regions that were left, want %d", i, got, free, want)
+			t.Errorf("peer %d has %d of %d pieces that were left, want %d", i, got, free, want)
 		}
 		if free -= got; fill(peer(i)) != 0 {
 			t.Errorf("peer %d gets more", i)

@@ -191,9 +191,9 @@ func (c *cmID) close() {
 	}
 }
 
-// threads runs calls of librdmacm that may block for most of a minute (on iWARP:
+// threads run calls of librdmacm that may block for most of a minute (on iWARP:
 // connect, disconnect and destroy wait for TCP). Each occupies a thread, so their
-// number is limited; calls that must not be skipped wait their turn. It has a token for each
+// number is limited; calls that must not be skipped wait their turn. There is a token for each
 // that runs.
 type threads chan struct{}
 

@@ -30,7 +30,8 @@ const (
 	offerBytes = measureBytes * time.Second / 50e9
 	offerPolls = 4 * measureBytes
 	// byBuffer: what is measured is the copy alone, of memory that the caches hold. By way of the
-	// send buffer it takes that many times as long (1 MiB 27 µs where the copy takes 18).
+	// send buffer it takes that many times as long: 27 to 29 µs a MiB where the copy takes 18
+	// (docs/notes/rdma.md).
 	byBuffer = 1.6
 	// cachesHold is how many bytes of the arena may be in use where copies are as fast as that:
 	// eight send buffers. With sixteen, offers move half as much again (docs/notes/rdma.md).

@@ -124,26 +124,32 @@ func TestExchangeWithoutMTU(t *testing.T) {
 	_, to := cable(t)
 	nothingLeft(t)
 	cfg := Config{WithoutCM: true}.withDefaults()
-	port := freePort()
-	l, err := net.Listen("tcp", netip.AddrPortFrom(to, cfg.iwarpPort(port)).String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	accepted := make(chan error, 1)
-	go func() {
-		conn, err := l.Accept()
-		if err == nil {
-			_, err = acceptExchange(patient(t), noMTU{conn}, port, cfg)
+	for _, replies := range []bool{false, true} {
+		port := freePort()
+		l, err := net.Listen("tcp", netip.AddrPortFrom(to, cfg.iwarpPort(port)).String())
+		if err != nil {
+			t.Fatal(err)
 		}
-		accepted <- err
-	}()
-	_, err = Dial(patient(t), netip.Addr{}, netip.AddrPortFrom(to, port), cfg)
-	if reasonOf(err) == session.ReasonNone {
-		t.Error("dialed")
-	}
-	if err := <-accepted; reasonOf(err) != session.ReasonProtocol || !strings.Contains(fmt.Sprint(err), "MTU") {
-		t.Errorf("accepted: %v", err)
+		defer l.Close()
+		accepted := make(chan error, 1)
+		go func() {
+			conn, err := l.Accept()
+			if err == nil {
+				_, err = acceptExchange(patient(t), noMTU{conn, replies}, port, cfg)
+			}
+			accepted <- err
+		}()
+		_, dialed := Dial(patient(t), netip.Addr{}, netip.AddrPortFrom(to, port), cfg)
+		finds, other := <-accepted, dialed
+		if replies {
+			finds, other = other, finds
+		}
+		if reasonOf(finds) != session.ReasonProtocol || !strings.Contains(fmt.Sprint(finds), "MTU") {
+			t.Errorf("in a reply: %v; who finds it: %v", replies, finds)
+		}
+		if other == nil {
+			t.Errorf("in a reply: %v; the other end has a connection", replies)
+		}
 	}
 }
 
@@ -224,14 +230,25 @@ func FuzzConnParams(f *testing.F) {
 	})
 }
 
-// noMTU is a connection by which parameters come that name no MTU.
-type noMTU struct{ net.Conn }
+// noMTU is the acceptor's connection by which the dialer's parameters come, or, with replies, its own go,
+// that name no MTU.
+type noMTU struct {
+	net.Conn
+	replies bool
+}
 
 func (c noMTU) Read(b []byte) (n int, err error) {
-	if n, err = io.ReadFull(c.Conn, b); n == paramsLen {
+	if n, err = io.ReadFull(c.Conn, b); n == paramsLen && !c.replies {
 		b[38] = 0
 	}
 	return n, err
+}
+
+func (c noMTU) Write(b []byte) (n int, err error) {
+	if c.replies {
+		b[38] = 0
+	}
+	return c.Conn.Write(b)
 }
 
 // The encoding is the protocol's: each field has its place.

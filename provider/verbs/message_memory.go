@@ -36,7 +36,7 @@ type peerBudget struct {
 	peer  netip.Addr
 }
 
-// add adds n bytes to a share, if it may have them.
+// add adds n bytes to what the peer has, if it may have them.
 func (s peerBudget) add(n int64) error {
 	left := s.arena.Left() - n
 	peerBudgets.mu.Lock()

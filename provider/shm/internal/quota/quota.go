@@ -30,56 +30,56 @@ func New(limit int64) *Pool { return &Pool{limit: limit, by: make(map[Holder]int
 // Limit is how many units there are.
 func (p *Pool) Limit() int64 { return p.limit }
 
-// Take gives a user n more units, if it then holds no more than is left free.
-func (p *Pool) Take(user Holder, n int64) bool { return p.TakeWithin(p.limit, user, n) }
+// Take gives a holder n more units, if it then holds no more than is left free.
+func (p *Pool) Take(of Holder, n int64) bool { return p.TakeWithin(p.limit, of, n) }
 
 // TakeWithin is Take as if there were no more than limit units.
-func (p *Pool) TakeWithin(limit int64, user Holder, n int64) bool {
+func (p *Pool) TakeWithin(limit int64, of Holder, n int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.hasLocked(limit, user, n) {
+	if !p.hasLocked(limit, of, n) {
 		return false
 	}
-	p.addLocked(user, n)
+	p.addLocked(of, n)
 	return true
 }
 
 // Has reports whether Take would succeed.
-func (p *Pool) Has(user Holder, n int64) bool {
+func (p *Pool) Has(of Holder, n int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.hasLocked(p.limit, user, n)
+	return p.hasLocked(p.limit, of, n)
 }
 
-func (p *Pool) hasLocked(limit int64, user Holder, n int64) bool {
+func (p *Pool) hasLocked(limit int64, of Holder, n int64) bool {
 	free := limit - p.used
-	if user != Own {
-		free -= p.by[user] + n
+	if of != Own {
+		free -= p.by[of] + n
 	}
 	return n <= free
 }
 
-// Charge gives a user n more units whatever it holds: they are things that it could not be
+// Charge gives a holder n more units whatever it holds: they are things that it could not be
 // kept from passing to this process. Until they are returned, it gets fewer others.
-func (p *Pool) Charge(user Holder, n int64) {
+func (p *Pool) Charge(of Holder, n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.addLocked(user, n)
+	p.addLocked(of, n)
 }
 
-// Return takes back n of a user's units.
-func (p *Pool) Return(user Holder, n int64) {
+// Return takes back n of a holder's units.
+func (p *Pool) Return(of Holder, n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.addLocked(user, -n)
+	p.addLocked(of, -n)
 }
 
-func (p *Pool) addLocked(user Holder, n int64) {
+func (p *Pool) addLocked(of Holder, n int64) {
 	p.used += n
-	if held := p.by[user] + n; held != 0 {
-		p.by[user] = held
+	if held := p.by[of] + n; held != 0 {
+		p.by[of] = held
 	} else {
-		delete(p.by, user)
+		delete(p.by, of)
 	}
 }
 
