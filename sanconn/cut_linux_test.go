@@ -3,6 +3,8 @@ package sanconn_test
 import (
 	"errors"
 	"io"
+	"net"
+	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -22,7 +24,8 @@ func cutTCP(t *testing.T, c *sanconn.Conn) {
 	t.Helper()
 	raw, err := newconn.HandleOf(c).TCP().SyscallConn()
 	if err != nil {
-		t.Fatal(err)
+		t.Error(err)
+		return
 	}
 	var errno syscall.Errno
 	raw.Control(func(fd uintptr) {
@@ -30,7 +33,7 @@ func cutTCP(t *testing.T, c *sanconn.Conn) {
 		_, _, errno = unix.Syscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&unspecified)), unix.SizeofSockaddrInet4)
 	})
 	if errno != 0 {
-		t.Fatal(errno)
+		t.Error(errno)
 	}
 }
 
@@ -90,6 +93,35 @@ func TestAWriteThatFailsBesideAProposal(t *testing.T) {
 					t.Errorf("the peer reads %d, %v", n, err)
 				}
 			})
+		}
+	}
+}
+
+// A Write's error is TCP's end if TCP has ended: the file of a copy may fail with the same one.
+func TestWhatEndsTCP(t *testing.T) {
+	for name, tt := range map[string]struct {
+		before func(*testing.T, *sanconn.Conn)
+		err    error
+		ends   bool
+	}{
+		"a file's":                {nil, &os.PathError{Op: "read", Err: syscall.ETIMEDOUT}, false},
+		"a deadline's":            {cutTCP, os.ErrDeadlineExceeded, false},
+		"a reset":                 {cutTCP, os.NewSyscallError("sendfile", syscall.ECONNRESET), true},
+		"no route, of IP_RECVERR": {nil, os.NewSyscallError("write", syscall.EHOSTUNREACH), false},
+		"no network, at the end":  {cutTCP, os.NewSyscallError("write", syscall.ENETUNREACH), true},
+		"shut by the descriptor": {func(_ *testing.T, c *sanconn.Conn) { newconn.HandleOf(c).TCP().CloseWrite() },
+			os.NewSyscallError("write", syscall.EPIPE), true},
+	} {
+		a, b, err := newPair(newconn.Config{}, newconn.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		closeAtEnd(t, a, b)
+		if tt.before != nil {
+			tt.before(t, a)
+		}
+		if ends := sanconn.EndsTCP(a, &net.OpError{Op: "write", Err: tt.err}); ends != tt.ends {
+			t.Errorf("%s: it ends TCP: %v", name, ends)
 		}
 	}
 }

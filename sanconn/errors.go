@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"syscall"
 
+	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/session"
 )
 
@@ -55,14 +56,18 @@ func (c *Conn) opError(op string, err error) error {
 	return &net.OpError{Op: op, Net: c.network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }
 
-// endsTCP reports whether an error of a Write by TCP, or of a copy from a file, is TCP's end.
-func endsTCP(err error) bool {
-	for _, end := range [...]syscall.Errno{syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNABORTED, syscall.ETIMEDOUT, syscall.EHOSTUNREACH} {
-		if errors.Is(err, end) {
-			return true
-		}
+// endsTCP reports whether an error of a Write by TCP, or of a copy from a file, is TCP's end: also one
+// that the program has made by the descriptor, as it had none of these bytes sent.
+func endsTCP(tcp *net.TCPConn, err error) bool {
+	if err == nil { // what follows allocates
+		return false
 	}
-	return false
+	var errno syscall.Errno
+	if !errors.As(err, &errno) { // a deadline's, or the end of a file
+		return false
+	}
+	open, _ := tcpid.IsOpen(tcp) // where that cannot be known it is taken for the end
+	return !open
 }
 
 // readError is opError for a Read, or a Peek. Once one has found that the peer is lost it is io.EOF, as

@@ -92,3 +92,6 @@ const MostOfRing = mostOfRing
 
 // KeptOfAll is what counts as held by all connections that have left sessions as a Write starved.
 func KeptOfAll() int64 { return keptOfAll.Load() }
+
+// EndsTCP reports whether an error of a Write, or of a copy, is the end of TCP.
+func EndsTCP(c *Conn, err error) bool { return endsTCP(c.tcp, err) }

@@ -234,7 +234,7 @@ func (o *outgoing) piece(c *Conn, put func() (int64, error)) error {
 // wroteLocked counts bytes put on TCP, and returns what the error means. op is held.
 func (o *outgoing) wroteLocked(c *Conn, n int64, err error) error {
 	o.count(c, n)
-	if endsTCP(err) {
+	if endsTCP(c.tcp, err) {
 		c.mu.Lock()
 		c.state.out.broken = true
 		c.mu.Unlock()
