@@ -106,6 +106,9 @@ func (d *tcpDescriptor) have(c *Conn) error {
 	c.mu.Lock()
 	d.users++
 	err := c.backLocked()
+	if err == nil && c.state.failed != 0 { // the descriptor shows the end alone
+		err = c.state.failed
+	}
 	c.mu.Unlock()
 	if err == nil {
 		c.in.awaitReturned(c)

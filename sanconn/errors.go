@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"syscall"
 
+	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/session"
 )
 
@@ -53,6 +54,21 @@ func (c *Conn) opError(op string, err error) error {
 		return &net.OpError{Op: op, Net: c.network(), Addr: c.LocalAddr(), Err: err}
 	}
 	return &net.OpError{Op: op, Net: c.network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
+}
+
+// endsTCP reports whether an error of a Write by TCP is TCP's end. The error does not tell: it may be that of a
+// copy's file, or one that TCP outlives (IP_RECVERR), and TCP ends with any that its packets have met. An end
+// that the program has made by the descriptor is one, too, as none of these bytes were sent.
+func endsTCP(tcp *net.TCPConn, err error) bool {
+	if err == nil { // what follows allocates
+		return false
+	}
+	var errno syscall.Errno
+	if !errors.As(err, &errno) { // a deadline's, or Close's
+		return false
+	}
+	sends, _ := tcpid.Sends(tcp) // where that cannot be known it is taken for the end
+	return !sends
 }
 
 // readError is opError for a Read, or a Peek. Once one has found that the peer is lost it is io.EOF, as

@@ -74,6 +74,7 @@ const (
 	turnsBeforeTheKept
 	withdrawsWhatWasTaken
 	hasMovedOnceItLeaves
+	showsTheEndOfAReset
 
 	mutants
 )
@@ -561,7 +562,7 @@ func (m *model) readsEnd(i int, how byte) {
 	e, p := &m.ends[i], &m.ends[1-i]
 	e.end = how
 	switch {
-	case how != 'E' || e.told || e.elsewhere && (p.dead || m.cut > 0 || e.h.failed != 0): // see readElsewhere
+	case how != 'E' || e.told || e.elsewhere && (p.dead || m.cut > 0): // see readElsewhere
 	case e.read != p.wrote:
 		m.fail("end %d reads %d of %d, and io.EOF", i, e.read, p.wrote)
 	case p.resets && (!p.shut || p.failed) && !(p.dead && e.turned): // a session's end is of what came by it
@@ -846,7 +847,7 @@ func (x *explorer) have(m *model, i int) bool {
 	}
 	switch e.h.phase {
 	case onTCP:
-		if e.fd = lentOut; x.files[i] && e.holds() {
+		if e.fd = lentOut; x.files[i] && e.holds() || e.h.failed != 0 && x.mutant != showsTheEndOfAReset {
 			e.fd = unused
 			return true
 		} else if x.files[i] {
@@ -1059,6 +1060,7 @@ var scenarios = map[string]scenario{
 	"either proposes":                  {writes: [2]int{1, 1}, proposals: 2, either: true, asks: [2]int{1, 0}},
 	"the acceptor dies, between hosts": {writes: [2]int{1, 2}, proposals: 2, asks: [2]int{1, 0}, kill: [2]bool{false, true}, lossy: true},
 	"what came back meets a reset":     {writes: [2]int{2, 1}, proposals: 1, asks: [2]int{0, 1}, close: [2]bool{false, true}},
+	"… of an end with its file":        {writes: [2]int{2, 1}, proposals: 1, asks: [2]int{1, 1}, close: [2]bool{false, true}, files: [2]bool{true, false}},
 	"the dialer has its file":          {writes: [2]int{2, 2}, proposals: 2, either: true, asks: [2]int{1, 0}, files: [2]bool{true, false}},
 	"one has its file, one dies":       {writes: [2]int{1, 1}, proposals: 1, asks: [2]int{0, 1}, files: [2]bool{false, true}, kill: [2]bool{true, false}},
 	"the descriptor for a while":       {writes: [2]int{2, 2}, proposals: 2, asks: [2]int{1, 0}, controls: [2]bool{true, false}},
@@ -1167,7 +1169,7 @@ func TestWalks(t *testing.T) {
 
 // Walks find each mutant, too.
 func TestWalksFindMutants(t *testing.T) {
-	first := map[mutant]uint64{movesWithBytesKept: 103_000, goesOnBeforeThePeerHasAll: 287_000} // one walk in 100,000 finds them
+	first := map[mutant]uint64{movesWithBytesKept: 103_000, goesOnBeforeThePeerHasAll: 287_000, showsTheEndOfAReset: 332_000} // one walk in 100,000 finds them, or fewer
 	for m := sound + 1; m < mutants; m++ {
 		seed := first[m]
 		last := seed + 50_000
@@ -1209,6 +1211,7 @@ func TestMutantsAreFound(t *testing.T) {
 		countsWhatIsReadElsewhere: {"waits for bytes that the descriptor has had", "the dialer has its file"},
 		turnsBeforeTheKept:        {"turns to the session before what was kept", "a way back in vain"},
 		withdrawsWhatWasTaken:     {"withdraws a proposal that was taken", "a proposal is withdrawn"},
+		showsTheEndOfAReset:       {"gives the descriptor of a reset that was found", "… of an end with its file"},
 		hasMovedOnceItLeaves:      {"has moved once it leaves", "the acceptor requires"},
 	} {
 		x := explorer{scenario: scenarios[tt.scenario], mutant: m, most: most}

@@ -93,5 +93,5 @@ const MostOfRing = mostOfRing
 // KeptOfAll is what counts as held by all connections that have left sessions as a Write starved.
 func KeptOfAll() int64 { return keptOfAll.Load() }
 
-// PutPiece has put put a piece of a copy on TCP.
-func PutPiece(c *Conn, put func() (int64, error)) error { return c.out.piece(c, put) }
+// EndsTCP reports whether an error of a Write, or of a copy, is the end of TCP.
+func EndsTCP(c *Conn, err error) bool { return endsTCP(c.tcp, err) }

@@ -67,7 +67,7 @@ func (p phase) String() string {
 // direction is one of the two streams.
 type direction struct {
 	shut   bool // it has been shut here: by CloseWrite or CloseRead
-	broken bool // of out: TCP has ended, as a Write has found
+	broken bool // TCP has ended, as a Write or a Read has found
 	begun  bool // its begin was sent, or has come
 	at     uint64
 }
@@ -82,6 +82,7 @@ var (
 	errByTCP      = stays("bytes of the application went by TCP")
 	errBegin      = errors.New("the position at which the peer moves lies behind what has come by TCP")
 	errBeginTwice = errors.New("the peer moves twice")
+	errLacks      = errors.New("TCP has ended before the position at which the peer moves")
 	errBehind     = errors.New("the peer has moved, and more has come by TCP")
 	errNotAgreed  = errors.New("a note out of place")
 )
@@ -98,7 +99,7 @@ func (h *handover) commit(to phase) error {
 		return errUnderWay
 	case h.pinned:
 		return errPinned
-	case h.out.shut || h.in.shut:
+	case h.out.shut || h.in.shut || h.out.broken || h.in.broken:
 		return errHalfClosed
 	}
 	h.phase, h.hasLeft = to, false
@@ -261,7 +262,7 @@ func (h *handover) left(returned uint64, cameBack bool) {
 		hasLeft: true,
 		failed:  h.failed,
 		out:     direction{shut: h.out.shut, broken: h.out.broken, at: h.out.at}, // at: for hasMoved
-		in:      direction{shut: h.in.shut, at: h.in.at},
+		in:      direction{shut: h.in.shut, broken: h.in.broken, at: h.in.at},
 		least:   h.in.at + returned,
 	}
 	if cameBack {

@@ -139,26 +139,37 @@ func (in *incoming) count(c *Conn, n int) {
 
 // endOfTCP is what the end of TCP means, or its error, once that is known. op is held.
 func (in *incoming) endOfTCP(c *Conn, err error) error {
+	var cut *session.Session
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer func() {
+		c.mu.Unlock()
+		if cut != nil { // both directions end, as TCP's do: a peer that writes on would wait for ever
+			cut.Fail(errLacks)
+		}
+	}()
 	c.state.tcpFailed(err)
 	for {
 		if err := in.stopped(c); err != nil {
 			return err
 		}
-		switch end := c.state.endOf(in.bytes.Load()); {
-		case in.suspended.Load(), end == endTurns:
+		end := c.state.endOf(in.bytes.Load())
+		if in.suspended.Load() || end == endTurns {
 			return errLook
-		case end == endOpen:
-		case c.state.failed != 0:
-			if err == io.EOF {
-				err = c.state.failed
+		}
+		if end == endIsCut {
+			cut = c.session
+		}
+		if end != endOpen {
+			c.state.in.broken = true
+			switch {
+			case c.state.failed != 0:
+				if err == io.EOF {
+					err = c.state.failed
+				}
+				c.state.failed = 0
+			case end == endIsCut && err == io.EOF:
+				err = c.opError(opRead, fmt.Errorf("the peer vanished while the connection moved: %w", syscall.ECONNRESET))
 			}
-			c.state.failed = 0
-			return err
-		case end == endIsCut && err == io.EOF:
-			return c.opError(opRead, fmt.Errorf("the peer vanished while the connection moved: %w", syscall.ECONNRESET))
-		default:
 			return err
 		}
 		if err := in.deadline.awaitLocked(c); err != nil {

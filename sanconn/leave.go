@@ -361,6 +361,7 @@ func (o *outgoing) flush(c *Conn) {
 	o.back = nil
 	c.mu.Lock()
 	c.state.flushed()
+	c.state.out.broken = c.state.out.broken || err != nil
 	c.state.tcpFailed(err) // which Reads are to find
 	o.deadline.restore(c.tcp)
 	shut := c.state.out.shut

@@ -10,7 +10,6 @@ import (
 	"syscall"
 
 	"github.com/sanconn/san/internal/raceedge"
-	"github.com/sanconn/san/internal/tcpid"
 	"github.com/sanconn/san/session"
 )
 
@@ -235,25 +234,12 @@ func (o *outgoing) piece(c *Conn, put func() (int64, error)) error {
 // wroteLocked counts bytes put on TCP, and returns what the error means. op is held.
 func (o *outgoing) wroteLocked(c *Conn, n int64, err error) error {
 	o.count(c, n)
-	if err != nil {
-		o.findBroken(c, err)
+	if endsTCP(c.tcp, err) {
+		c.mu.Lock()
+		c.state.out.broken = true
+		c.mu.Unlock()
 	}
 	return o.deadline.afterTCP(c, opWrite, err)
-}
-
-// findBroken notes whether an error of a Write by TCP is TCP's end. The error does not tell: it may be that of
-// a copy's file, or one that TCP outlives (IP_RECVERR), and TCP ends with any that its packets have met.
-func (o *outgoing) findBroken(c *Conn, err error) {
-	var errno syscall.Errno
-	if !errors.As(err, &errno) { // a deadline, or Close
-		return
-	}
-	if sends, err := tcpid.Sends(c.tcp); err == nil && sends {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.state.out.broken = true
 }
 
 // count counts bytes put on TCP. op is held.

@@ -250,7 +250,7 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 			return l.done || !l.used || l.took || l.ended != nil
 		}
 	}
-	if tries && s == nil {
+	if tries && !(s != nil && r.quiet()) {
 		return nil, callResult{}, errUncounted
 	}
 	if err = c.in.stopped(c); err == nil && s == nil {
@@ -305,6 +305,13 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 		err = errUnread
 	}
 	return s, callResult{l.done, l.used, l.tells != nil}, err
+}
+
+// quiet reports whether TCP shows nothing. An error of TCP's would be taken by a function that is tried and
+// reads otherwise; then it is called again, and would find the end.
+func (r *rawConn) quiet() (is bool) {
+	r.tcp().Control(func(fd uintptr) { is = nothingIn(int(fd)) })
+	return is
 }
 
 // readByTCP is called when a function has had TCP's descriptor, and was counted if it has read by

@@ -86,11 +86,12 @@ func openFiles(t *testing.T) int {
 
 // How a run ends.
 const (
-	inOrder = iota // both ends end their streams, and read to the end
-	byClose        // one end closes at some time
-	byReset        // … after SetLinger(0)
-	byDeath        // its process dies, and its kernel closes TCP
-	byCut          // the session fails for both, and TCP lives on
+	inOrder    = iota // both ends end their streams, and read to the end
+	byClose           // one end closes at some time
+	byReset           // … after SetLinger(0)
+	byDeath           // its process dies, and its kernel closes TCP
+	byCut             // the session fails for both, and TCP lives on
+	byTCPReset        // TCP is reset at one end, and sessions live on
 	endKinds
 )
 
@@ -167,7 +168,7 @@ func (s *stress) run() {
 	for i, c := range []*sanconn.Conn{a, b} {
 		e := &stressEnd{stress: &stress{t: s.t, rand: rand.New(rand.NewPCG(r.Uint64(), 1))}, id: i, c: c, counts: countedOf(s.t, c)}
 		e.total = r.Int64N(1 << (10 + r.IntN(12)))
-		e.shut = r.IntN(20) == 0 && s.kind != inOrder
+		e.shut = r.IntN(20) == 0 && s.kind != inOrder && s.kind != byTCPReset
 		s.ends[i] = e
 	}
 	var wg, extra sync.WaitGroup
@@ -203,6 +204,8 @@ func (s *stress) run() {
 	for i, e := range s.ends {
 		peer := s.ends[1-i]
 		switch {
+		case s.kind == byTCPReset && peer.told && !e.told && e.readErr == io.EOF:
+			s.t.Errorf("end %d reads io.EOF, and a Write of the peer's has failed", i)
 		case peer.unsure, e.told, (s.kind == byDeath || s.kind == byCut) && e.pinned.Load():
 		case e.readErr == io.EOF && !e.shut && e.read < peer.promised():
 			s.t.Errorf("end %d read %d of %d bytes, and io.EOF", i, e.read, peer.promised())
@@ -330,6 +333,8 @@ func (s *stress) end(r *rand.Rand) {
 		time.Sleep(time.Duration(r.IntN(20)) * time.Millisecond)
 		s.ends[0].close()
 		s.ends[1].close()
+	case byTCPReset:
+		cutTCP(s.t, e.c)
 	}
 }
 
@@ -426,6 +431,9 @@ func (e *stressEnd) write(s *stress, r *rand.Rand) {
 		s.logf("end %d wrote (%d) %d of %d at %d: %v", e.id, way, k, n, at, err)
 		if !e.goesOn(s, fmt.Sprint("write ", way), err) {
 			e.told = true
+			if s.kind == byTCPReset {
+				e.behindAReset(s, r)
+			}
 			return
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) && r.IntN(2) == 0 {
@@ -434,6 +442,23 @@ func (e *stressEnd) write(s *stress, r *rand.Rand) {
 	}
 	if err := c.CloseWrite(); err != nil {
 		e.goesOn(s, "CloseWrite", err)
+	}
+}
+
+// behindAReset goes on where a Write has found a reset of TCP, and may not have any effect.
+func (e *stressEnd) behindAReset(s *stress, r *rand.Rand) {
+	e.c.SetWriteDeadline(time.Time{})
+	for range r.IntN(4) {
+		pause(r)
+		if n, err := e.c.Write(bytesAt(e.id, e.written.Load()+1, 100)); n > 0 || err == nil {
+			s.t.Errorf("end %d writes %d more, %v", e.id, n, err)
+		}
+	}
+	switch pause(r); r.IntN(3) {
+	case 0:
+		e.c.CloseWrite()
+	case 1:
+		e.close()
 	}
 }
 
