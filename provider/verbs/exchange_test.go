@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -246,6 +247,7 @@ func (c noMTU) Read(b []byte) (n int, err error) {
 
 func (c noMTU) Write(b []byte) (n int, err error) {
 	if c.replies {
+		b = slices.Clone(b)
 		b[38] = 0
 	}
 	return c.Conn.Write(b)
