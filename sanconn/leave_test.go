@@ -131,7 +131,7 @@ func TestAMoveRightBehindTheWayBack(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	const times = 200 // one in some 200 met it, with the race detector
-	for range times {
+	for began, n := time.Now(), 0; n < times && time.Since(began) < patience/6; n++ { // fewer where it is slow
 		if err := sanconn.LeaveSAN(a); err != nil {
 			t.Fatal(err)
 		}
