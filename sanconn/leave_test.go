@@ -130,7 +130,7 @@ func TestAMoveRightBehindTheWayBack(t *testing.T) {
 	a, b := pipe(t, session.Limits{}, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	const times = 200 // one in some 200 met it, with the race detector
+	const times = 200                                                                 // one in some 200 met it, with the race detector
 	for began, n := time.Now(), 0; n < times && time.Since(began) < patience/6; n++ { // fewer where it is slow
 		if err := sanconn.LeaveSAN(a); err != nil {
 			t.Fatal(err)
