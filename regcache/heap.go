@@ -52,8 +52,8 @@ func heapMemory(b []byte, base uintptr) classified {
 // as the object lives. The weak pointer points to the object's base: each distinct offset
 // would need a record in the object's span, and those are searched linearly.
 //
-// The hit's caller holds the slice, so the object cannot die between the question
-// to the validator and the release either.
+// The hit's caller holds the slice, so the object cannot die between the look at
+// the validator and the release either.
 type objectLives struct {
 	object  weak.Pointer[byte]
 	cleanup runtime.Cleanup

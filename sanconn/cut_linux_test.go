@@ -196,12 +196,7 @@ func TestNoMoveBehindAResetOfWhatCameBack(t *testing.T) {
 	if err := sanconn.LeaveSAN(b); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patience, func() error {
-		if sanconn.Leaving(a) {
-			return errors.New("it has not left")
-		}
-		return nil
-	})
+	awaitLeft(t, a)
 	ea, eb := twin.Pair(twin.Config{})
 	if err := movePair(t.Context(), a, b, ea, eb, sessions{}); err == nil {
 		t.Error("it moves")

@@ -489,12 +489,7 @@ func TestLoansOfAConnectionThatIsClosedOnTheWayBack(t *testing.T) {
 		awaitLeaving(t, b)
 		b.SetLinger(0) // or Close waits
 		b.Close()
-		testenv.Eventually(t, patience, func() error { // until nobody waits for what is lent
-			if sanconn.Leaving(b) {
-				return errors.New("it leaves")
-			}
-			return nil
-		})
+		awaitLeft(t, b) // until nobody waits for what is lent
 		if err := giveBack(); errors.Is(err, sanconn.ErrNotReserved) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -1057,7 +1052,7 @@ func TestAPeerThatLeavesTooMuch(t *testing.T) {
 }
 
 // Before it has come, what it says takes no more memory than a ring's, however much this end would take.
-func TestAPeerThatSaysItLeavesMuch(t *testing.T) {
+func TestAPeerThatAnnouncesMuch(t *testing.T) {
 	p := movedByHandTo(t, session.Config{ReceiveBudget: math.MaxInt / 2}, session.Limits{Window: 32}, 0, func(p *byHand) {
 		p.SendNote(noteAt(newconn.NoteLeave, 1<<61))
 	}, func(p *byHand) { go p.Abort() })
@@ -1145,12 +1140,7 @@ func TestStarvingConnectionsGoBackInTurns(t *testing.T) {
 		if c.Provider() != "tcp" && !sanconn.Leaving(c) {
 			return false
 		}
-		testenv.Eventually(t, patience, func() error {
-			if sanconn.Leaving(c) {
-				return errors.New("it has not left")
-			}
-			return nil
-		})
+		awaitLeft(t, c)
 		return true
 	}
 	for _, end := range []struct {

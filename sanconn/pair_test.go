@@ -166,6 +166,17 @@ func awaitLeaving(t *testing.T, c *sanconn.Conn) {
 	})
 }
 
+// awaitLeft waits until a connection is not on its way back to TCP any more.
+func awaitLeft(t *testing.T, c *sanconn.Conn) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		if sanconn.Leaving(c) {
+			return errors.New("it has not left")
+		}
+		return nil
+	})
+}
+
 // byHand is a session of b's side, without b: what moves a, and leaves, is up to a test.
 type byHand struct {
 	*session.Session

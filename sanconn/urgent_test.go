@@ -126,12 +126,7 @@ func TestUrgentDataBehindTheWayBack(t *testing.T) {
 		if err := sanconn.LeaveSAN(a); err != nil {
 			t.Fatal(err)
 		}
-		testenv.Eventually(t, patience, func() error {
-			if sanconn.Leaving(b) {
-				return errors.New("it leaves")
-			}
-			return nil
-		})
+		awaitLeft(t, b)
 		select {
 		case <-b.Urgent(): // though on TCP, where else nothing comes
 		default:
@@ -240,12 +235,7 @@ func TestUrgentDataBehindAnotherMove(t *testing.T) {
 	if err := sanconn.LeaveSAN(a); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patience, func() error {
-		if sanconn.Leaving(b) {
-			return errors.New("it leaves")
-		}
-		return nil
-	})
+	awaitLeft(t, b)
 	ea, eb := twin.Pair(twin.Config{})
 	if err := movePair(t.Context(), a, b, ea, eb, sessions{}); err != nil {
 		t.Fatal(err)
