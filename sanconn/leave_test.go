@@ -980,6 +980,30 @@ func TestAPeerThatDoesNotNegotiate(t *testing.T) {
 	}
 }
 
+// Where the session fails at this end, the peer may have negotiated, and put some of its stream there: TCP's
+// end is a cut.
+func TestASessionThatFailsBeforeItNegotiates(t *testing.T) {
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, a, b)
+	ea, eb := twin.Pair(twin.Config{})
+	s := session.New(eb, session.Config{Accepting: true})
+	defer s.Abort()
+	fails := time.AfterFunc(10*time.Millisecond, ea.Kill)
+	defer fails.Stop()
+	if err := connpair.Propose(t.Context(), a, ea, session.Config{}, nil); err == nil {
+		t.Error("it moves")
+	}
+	a.SetDeadline(time.Now().Add(patience))
+	b.Write([]byte("by TCP"))
+	b.CloseWrite()
+	if got, err := io.ReadAll(a); string(got) != "by TCP" || !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("read %q, %v", got, err)
+	}
+}
+
 // A peer that leaves ends its stream on the session, and goes on by TCP. If its process ends before this end
 // has left, too, the stream was cut, maybe within a Write: unless its program had ended it before.
 func TestAPeerThatDiesOnTheWayBack(t *testing.T) {

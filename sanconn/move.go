@@ -93,7 +93,8 @@ func negotiate(conn weak.Pointer[Conn], s *session.Session) {
 		return
 	}
 	if c := conn.Value(); c != nil {
-		c.sessionOver(s, true, errNegotiating(err)) // a ring hands out all that came, which is nothing of the stream
+		// Nothing of the stream has come if a ring hands out all.
+		c.sessionOver(s, !errors.Is(err, session.ErrLost), errNegotiating(err))
 	}
 }
 

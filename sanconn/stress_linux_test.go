@@ -328,8 +328,11 @@ func (s *stress) end(r *rand.Rand) {
 		time.Sleep(10 * time.Millisecond)
 		e.close()
 	case byCut:
-		s.kill(0)
-		s.kill(1)
+		s.mu.Lock()
+		for _, ep := range s.eps[0] {
+			ep.Break()
+		}
+		s.mu.Unlock()
 		time.Sleep(time.Duration(r.IntN(20)) * time.Millisecond)
 		s.ends[0].close()
 		s.ends[1].close()

@@ -37,7 +37,8 @@ type Endpoint interface {
 	//     or will come from Poll, and it had dropped or released everything
 	//     committed here except control messages;
 	//   - syscall.EPIPE: the peer closed its endpoint in order;
-	//   - syscall.ECONNRESET, ETIMEDOUT, …: bytes may be missing, here or there.
+	//   - syscall.ECONNRESET, ETIMEDOUT, …: bytes may be missing, here or there. Unless it wraps
+	//     ErrLost as well, what the peer has committed on a ring is here or will come from Poll.
 	Err() error
 
 	// Close ends an endpoint whose session has nothing more to send: committed
@@ -51,6 +52,9 @@ type Endpoint interface {
 	// memory of what was reserved or kept stays in place, and is not reused.
 	Retire()
 }
+
+// ErrLost is that a ring has failed at this end: not all that the peer has committed there may come.
+var ErrLost = errors.New("messages of the peer may be lost")
 
 // Messages are sent and received whole, once and in the order of their Commits.
 //

@@ -12,7 +12,15 @@ func (e *Endpoint) Kill() {
 	e.dieLocked()
 }
 
-// Killed reports whether Kill, or Faults.DieAt, has ended this end's process.
+// Break ends the connection at both ends at once, as where a link fails: both processes live on.
+func (e *Endpoint) Break() {
+	e.w.mu.Lock()
+	defer e.w.mu.Unlock()
+	e.dieLocked()
+	e.peer().dieLocked()
+}
+
+// Killed reports whether Kill, Break, or Faults.DieAt has ended this end.
 func (e *Endpoint) Killed() bool {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()

@@ -233,7 +233,7 @@ func (e *Endpoint) failLocked(err error) {
 
 var (
 	errClosed  = fmt.Errorf("twin: closed: %w", syscall.EPIPE)
-	errKilled  = fmt.Errorf("twin: this process has ended: %w", syscall.ECONNRESET)
+	errKilled  = fmt.Errorf("twin: ended here, with its process or its link; %w: %w", session.ErrLost, syscall.ECONNRESET)
 	errVanish  = fmt.Errorf("twin: the peer vanished: %w", syscall.ECONNRESET)
 	errUnread  = fmt.Errorf("twin: the peer's process ended with unread messages: %w", syscall.ECONNRESET)
 	errPeerEnd = fmt.Errorf("twin: the peer's process ended: %w", io.EOF)

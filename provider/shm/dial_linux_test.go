@@ -151,6 +151,37 @@ func TestLinkFailsBeforeTheBeginning(t *testing.T) {
 	}
 }
 
+// One whose link fails here takes nothing more from the ring, and its error tells that messages may be lost. A
+// peer whose process has ended, or that has aborted, is not such a failure: all that it has sent comes.
+func TestLostByItsLink(t *testing.T) {
+	leaks(t)
+	l := listen(t, Config{})
+	for name, tc := range map[string]struct {
+		ends func(d, e *endpoint)
+		lost bool
+	}{
+		"the link fails here":     {func(d, e *endpoint) { d.linkDied(errMessage) }, true},
+		"the peer breaks a rule":  {func(d, e *endpoint) { d.violation(errMessage) }, true},
+		"the peer's process ends": {func(d, e *endpoint) { d.linkDied(errPeerGone) }, false},
+		"the peer aborts":         {func(d, e *endpoint) { e.Abort() }, false},
+	} {
+		a, b := meet(t, l)
+		defer end(a)
+		defer end(b)
+		p, q := newPeer(a), newPeer(b)
+		pingPong(t, p, q)
+		q.send([]byte("the last"))
+		tc.ends(a.(*endpoint), b.(*endpoint))
+		var ev session.Event
+		if came := p.poll(&ev); came == tc.lost {
+			t.Errorf("%s: what was sent comes: %v", name, came)
+		}
+		if err := p.Err(); err == nil || errors.Is(err, session.ErrLost) != tc.lost {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestDialSaysWhyNot(t *testing.T) {
 	leaks(t)
 	port := freePort(t)

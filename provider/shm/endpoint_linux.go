@@ -29,7 +29,7 @@ type endpoint struct {
 
 	waker atomic.Pointer[session.Waker]
 	err   atomic.Pointer[error]
-	bad   atomic.Bool // the peer broke the rules
+	bad   atomic.Bool // the peer broke the rules, or the link has failed here: no more is taken from the ring
 
 	closing  sync.Once
 	retiring sync.Once
@@ -182,7 +182,7 @@ func (e *endpoint) fail(err error) {
 // violation ends a connection whose peer broke the rules.
 func (e *endpoint) violation(how error) {
 	e.bad.Store(true)
-	e.fail(fmt.Errorf("shm: the peer broke the protocol: %v: %w", how, syscall.ECONNRESET))
+	e.fail(fmt.Errorf("shm: the peer broke the protocol: %v; %w: %w", how, session.ErrLost, syscall.ECONNRESET))
 }
 
 // overByPeer ends the connection with what the peer's state in the slot means. Whoever found
@@ -212,6 +212,8 @@ func (e *endpoint) linkDied(cause error) {
 	switch {
 	case !e.slot.accepted():
 		cause = linkGone(cause)
+	case cause != errPeerGone: // see bad
+		cause = fmt.Errorf("%w; %w", cause, session.ErrLost)
 	case cause == errPeerGone && e.slot.own.control.out.Unread(&e.slot.peers.control.in):
 		cause = errPeerUnread
 	}
