@@ -276,11 +276,11 @@ func nothingLeft(t testing.TB) {
 					err = errors.Join(err, fmt.Errorf("%d %s, before %d", n, what, before[what]))
 				}
 			}
+			if _, u := controlArena().Bytes(); u > used {
+				err = errors.Join(err, fmt.Errorf("%d bytes of the arena are in use, before %d", u, used))
+			}
 			return err
 		})
-		if _, u := controlArena().Bytes(); u > used {
-			t.Errorf("%d bytes of the arena are in use, before %d", u, used)
-		}
 	})
 }
 
