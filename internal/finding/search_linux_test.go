@@ -204,8 +204,12 @@ func TestWhoIsAsked(t *testing.T) {
 		order = append(order, search()...)
 	}
 	slices.Sort(order)
-	if n := len(slices.Compact(order)); n != shm.MostNames {
+	// More than can be linked with at a time, if a link has failed meanwhile, as on a loaded machine.
+	if n := len(slices.Compact(order)); n < shm.MostNames {
 		t.Errorf("%d of %d have been asked", n, many)
+	}
+	if n := len(shm.Linked(port, uint32(os.Geteuid()), shm.Config{})); n > shm.MostNames {
+		t.Errorf("links with %d", n)
 	}
 }
 
