@@ -136,7 +136,7 @@ func (c *Conn) leave(s *session.Session, why error) {
 	c.in.op.Lock()
 	c.out.op.Lock()
 	c.mu.Lock()
-	if len(t.unread) > 0 {
+	if len(t.unread) > 0 && c.state.in.begun { // else it is not known behind what they come, and no stream's
 		c.in.rest = &rest{t.unread, c.state.in.at}
 	}
 	c.inVain = err
