@@ -1046,6 +1046,33 @@ func TestAPeerThatDiesOnTheWayBack(t *testing.T) {
 	}
 }
 
+// What a peer sends by the session without a begin is not read ahead of what comes by TCP.
+func TestAPeerThatLeavesWithoutABegin(t *testing.T) {
+	defer sanconn.SetAnswerTime(0)()
+	p := movedByHand(t, session.Limits{Window: 32}, noBegin, func(p *byHand) {
+		p.Write([]byte("by the session"))
+	}, func(p *byHand) {
+		if err := testenv.Await(patience, func() error {
+			if p.a.Stats().BytesReceived == 0 {
+				return errors.New("it has not taken what came")
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+		p.Abort()
+	})
+	if err := sanconn.LeaveSAN(p.a); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("it leaves: %v", err)
+	}
+	p.b.Write([]byte("by TCP"))
+	p.b.Close()
+	p.a.SetDeadline(time.Now().Add(patience))
+	if got, err := io.ReadAll(p.a); string(got) != "by TCP" || !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("read %q, %v", got, err)
+	}
+}
+
 // A peer says how much of its stream is left on the session, and returns bytes of this one: no more than
 // there can be, as all of it takes memory here.
 func TestAPeerThatLeavesTooMuch(t *testing.T) {
