@@ -220,7 +220,7 @@ func (c *Conn) exchange(s *session.Session) (t taken, err error) {
 		return alone(s, t, most, cmp.Or(told, errNoSession))
 	}
 
-	if until < from {
+	if until-from >= toTheEnd/2 { // as also where it is less
 		return t, s.Fail(errBegin)
 	}
 	if n := until - from; n < uint64(len(t.unread)) {

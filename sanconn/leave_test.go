@@ -1085,13 +1085,19 @@ func TestAPeerThatLeavesTooMuch(t *testing.T) {
 		"unread":              {left: 5 << 20, comes: 5 << 20, most: 4<<20 + 64<<10},
 		"unread, not by ring": {limits: session.Limits{Window: 32}, left: 20 << 20, comes: 20 << 20, most: 9 << 20},
 		"returned":            {left: 0, comes: 2}, // of the other one, which has had a byte
+		"beyond its end":      {left: 1 << 63, comes: 5, most: 5},
 	} {
 		p := movedByHand(t, tt.limits, 0, func(p *byHand) {
 			go func() {
 				p.Read(make([]byte, 1))
 				p.SendNote(noteAt(newconn.NoteLeave, tt.left))
 			}()
-		}, func(p *byHand) { go p.Write(make([]byte, tt.comes)) })
+		}, func(p *byHand) {
+			go func() {
+				p.Write(make([]byte, tt.comes))
+				p.CloseWrite()
+			}()
+		})
 		a := p.a
 		a.SetDeadline(time.Now().Add(patience))
 		a.Write([]byte("1"))
