@@ -139,7 +139,7 @@ func (h *handover) peerBegins(at, read uint64) error {
 		return errNotAgreed
 	case h.in.begun:
 		return errBeginTwice
-	case at < read:
+	case at < read, at >= toTheEnd: // what is returned is added to it
 		return fmt.Errorf("%w: %d, and %d were read", errBegin, at, read)
 	}
 	h.in.begun, h.in.at = true, at
