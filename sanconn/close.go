@@ -96,6 +96,7 @@ func (c *Conn) CloseWrite() error {
 	if phase == proposed || phase == onSAN {
 		c.out.deadline.hold(c.tcp) // a Write in TCP ends
 	}
+	c.boundAnswerLocked()
 	c.steppedLocked()
 	c.mu.Unlock()
 	switch phase {

@@ -6,8 +6,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A peer in the same process that gets no processor for seconds leaves all the same.
-func init() { backTimeout = time.Minute }
+// A peer in the same process that gets no processor for seconds leaves, and answers, all the same.
+func init() { backTimeout, silentTimeout = time.Minute, time.Minute }
 
 // SetBackTimeout changes that, until what it returns is called.
 func SetBackTimeout(d time.Duration) (undo func()) {
@@ -21,6 +21,13 @@ func SetAnswerTime(d time.Duration) (undo func()) {
 	was := answerTime
 	answerTime = d
 	return func() { answerTime = was }
+}
+
+// SetSilentTimeout does likewise.
+func SetSilentTimeout(d time.Duration) (undo func()) {
+	was := silentTimeout
+	silentTimeout = d
+	return func() { silentTimeout = was }
 }
 
 // LeaveSAN has a connection go back to TCP, as File does, but not for good.

@@ -33,6 +33,7 @@ import (
 type handover struct {
 	phase   phase
 	pinned  bool // the program uses TCP's descriptor: no commit any more
+	bounded bool // proposed: the answer is waited for no longer than silentTimeout
 	over    bool // on the SAN, and leaving: the session has ended
 	asked   bool // leaving: this end's application wants that
 	both    bool // leaving, or behind that in vain: the peer leaves as well, behind so many bytes of the session: until
@@ -102,7 +103,7 @@ func (h *handover) commit(to phase) error {
 	case h.out.shut || h.in.shut || h.out.broken || h.in.broken:
 		return errHalfClosed
 	}
-	h.phase, h.hasLeft = to, false
+	h.phase, h.hasLeft, h.bounded = to, false, false
 	return nil
 }
 
@@ -138,7 +139,7 @@ func (h *handover) peerBegins(at, read uint64) error {
 		return errNotAgreed
 	case h.in.begun:
 		return errBeginTwice
-	case at < read:
+	case at < read, at >= toTheEnd: // what is returned is added to it
 		return fmt.Errorf("%w: %d, and %d were read", errBegin, at, read)
 	}
 	h.in.begun, h.in.at = true, at

@@ -71,8 +71,10 @@ func TestPositions(t *testing.T) {
 	if h.begin(7); !h.out.begun || h.out.at != 7 {
 		t.Errorf("begun: %+v", h.out)
 	}
-	if err := h.peerBegins(4, 5); !errors.Is(err, errBegin) || h.in.begun {
-		t.Errorf("behind what was read: %v", err)
+	for _, at := range []uint64{4, 1 << 63} {
+		if err := h.peerBegins(at, 5); !errors.Is(err, errBegin) || h.in.begun {
+			t.Errorf("at %d, behind what was read, or beyond all that can be: %v", at, err)
+		}
 	}
 	if err := h.peerBegins(5, 5); err != nil || !h.turns(5) || h.turns(4) || h.beyond(5) || !h.beyond(6) {
 		t.Errorf("%v, %+v", err, h.in)

@@ -172,6 +172,7 @@ func (in *incoming) endOfTCP(c *Conn, err error) error {
 			}
 			return err
 		}
+		c.boundAnswerLocked()
 		if err := in.deadline.awaitLocked(c); err != nil {
 			return err
 		}

@@ -1046,6 +1046,33 @@ func TestAPeerThatDiesOnTheWayBack(t *testing.T) {
 	}
 }
 
+// What a peer sends by the session without a begin is not read ahead of what comes by TCP.
+func TestAPeerThatLeavesWithoutABegin(t *testing.T) {
+	defer sanconn.SetAnswerTime(0)()
+	p := movedByHand(t, session.Limits{Window: 32}, noBegin, func(p *byHand) {
+		p.Write([]byte("by the session"))
+	}, func(p *byHand) {
+		if err := testenv.Await(patience, func() error {
+			if p.a.Stats().BytesReceived == 0 {
+				return errors.New("it has not taken what came")
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+		p.Abort()
+	})
+	if err := sanconn.LeaveSAN(p.a); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("it leaves: %v", err)
+	}
+	p.b.Write([]byte("by TCP"))
+	p.b.Close()
+	p.a.SetDeadline(time.Now().Add(patience))
+	if got, err := io.ReadAll(p.a); string(got) != "by TCP" || !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("read %q, %v", got, err)
+	}
+}
+
 // A peer says how much of its stream is left on the session, and returns bytes of this one: no more than
 // there can be, as all of it takes memory here.
 func TestAPeerThatLeavesTooMuch(t *testing.T) {
@@ -1058,13 +1085,19 @@ func TestAPeerThatLeavesTooMuch(t *testing.T) {
 		"unread":              {left: 5 << 20, comes: 5 << 20, most: 4<<20 + 64<<10},
 		"unread, not by ring": {limits: session.Limits{Window: 32}, left: 20 << 20, comes: 20 << 20, most: 9 << 20},
 		"returned":            {left: 0, comes: 2}, // of the other one, which has had a byte
+		"beyond its end":      {left: 1 << 63, comes: 5, most: 5},
 	} {
 		p := movedByHand(t, tt.limits, 0, func(p *byHand) {
 			go func() {
 				p.Read(make([]byte, 1))
 				p.SendNote(noteAt(newconn.NoteLeave, tt.left))
 			}()
-		}, func(p *byHand) { go p.Write(make([]byte, tt.comes)) })
+		}, func(p *byHand) {
+			go func() {
+				p.Write(make([]byte, tt.comes))
+				p.CloseWrite()
+			}()
+		})
 		a := p.a
 		a.SetDeadline(time.Now().Add(patience))
 		a.Write([]byte("1"))

@@ -18,7 +18,13 @@ import (
 // to another one.
 const takeTimeout = 500 * time.Millisecond
 
+// silentTimeout bounds how long an end of the connection waits for the answer to a proposal: the process that
+// was asked may not be the peer's, and then the peer knows nothing of it. It is closeTimeout, and a variable
+// for tests.
+var silentTimeout = closeTimeout
+
 var (
+	errSilent    = fmt.Errorf("the process that was asked has not answered: %w", syscall.ETIMEDOUT)
 	errBadNote   = errors.New("sanconn: a note that is not understood")
 	errNoSession = fmt.Errorf("the SAN connection ended before the peer moved: %w", syscall.ECONNRESET)
 )
@@ -204,8 +210,12 @@ func (c *Conn) answered(s *session.Session, answer []byte) error {
 	}
 	judge := c.judge
 	c.mu.Unlock()
-	refused := judge(answer) // nothing else ends the proposal meanwhile: notes come one at a time
+	refused := judge(answer)
 	c.mu.Lock()
+	if c.session != s { // boundAnswerLocked has ended the proposal meanwhile: else notes do, one at a time
+		c.mu.Unlock()
+		return errNotAgreed
+	}
 	c.judge = nil
 	c.state.answered(refused == nil)
 	if refused != nil {
@@ -223,6 +233,29 @@ func (c *Conn) answered(s *session.Session, answer []byte) error {
 		c.endStream(s, (*session.Session).CloseWrite)
 	}
 	return nil
+}
+
+// boundAnswerLocked has a proposal end in some time, as an end of the connection, of either direction, waits
+// for the answer. The peer may have moved, so that end is a cut then. mu is held.
+func (c *Conn) boundAnswerLocked() {
+	if c.state.phase != proposed || c.state.bounded {
+		return
+	}
+	c.state.bounded = true
+	s := c.session
+	time.AfterFunc(silentTimeout, func() {
+		c.mu.Lock()
+		proposing := c.session == s && c.state.phase == proposed
+		if proposing {
+			c.state.sessionOver(false)
+			c.dropLocked(errSilent)
+			c.steppedLocked()
+		}
+		c.mu.Unlock()
+		if proposing {
+			s.Abort()
+		}
+	})
 }
 
 // dropLocked gives up a proposal. mu is held.

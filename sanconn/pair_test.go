@@ -206,7 +206,9 @@ func movedByHandTo(t *testing.T, cfg session.Config, limits session.Limits, begi
 		case len(note) == 0: // the end
 		case note[0] == newconn.NoteProposal:
 			p.SendNote([]byte{newconn.NoteAnswer, 1})
-			p.SendNote(noteAt(newconn.NoteBegin, begin))
+			if begin != noBegin {
+				p.SendNote(noteAt(newconn.NoteBegin, begin))
+			}
 			if proposed != nil {
 				proposed(p)
 			}
@@ -220,6 +222,9 @@ func movedByHandTo(t *testing.T, cfg session.Config, limits session.Limits, begi
 	}
 	return p
 }
+
+// noBegin is the begin of a peer that sends none.
+const noBegin = 1 << 63
 
 // noteAt is a note with a position.
 func noteAt(kind byte, at uint64) []byte { return binary.LittleEndian.AppendUint64([]byte{kind}, at) }

@@ -1,0 +1,121 @@
+package sanconn_test
+
+import (
+	"errors"
+	"io"
+	"net"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sanconn/san/internal/connpair"
+	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/twin"
+	"github.com/sanconn/san/sanconn"
+	"github.com/sanconn/san/session"
+)
+
+// proposedInVain returns a connection that has proposed to move to a process which takes that, and never
+// answers, and TCP's other end.
+func proposedInVain(t *testing.T, limits session.Limits) (*sanconn.Conn, *net.TCPConn) {
+	t.Helper()
+	d, b, err := tcpPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newconn.New(d, newconn.Config{Life: connpair.Nobody{}}).(*sanconn.Conn)
+	closeAtEnd(t, a)
+	t.Cleanup(func() { b.Close() })
+	ea, eb := twin.Pair(twin.Config{Limits: limits})
+	came := make(chan struct{})
+	s := session.New(eb, session.Config{Accepting: true, OnNote: func(note []byte) {
+		if len(note) > 0 && note[0] == newconn.NoteProposal {
+			close(came)
+		}
+	}})
+	t.Cleanup(s.Abort)
+	go s.Negotiate(t.Context())
+	go connpair.Propose(t.Context(), a, ea, session.Config{}, nil)
+	<-came
+	a.SetDeadline(time.Now().Add(patience))
+	b.SetDeadline(time.Now().Add(patience))
+	return a, b
+}
+
+// Who was asked to move a connection, and is silent, keeps neither end of it from the other one: it may be
+// another process, of which the connection's own peer does not know.
+func TestEndsBesideAProposalWithoutAnAnswer(t *testing.T) {
+	defer sanconn.SetSilentTimeout(10 * time.Millisecond)()
+	for _, e := range carriers[2:4] {
+		t.Run("of the peer, "+e.name, func(t *testing.T) {
+			a, b := proposedInVain(t, e.limits)
+			b.Write([]byte("all"))
+			b.Close()
+			if got, err := io.ReadAll(a); string(got) != "all" || !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("read %q, %v", got, err)
+			}
+		})
+		t.Run("of this one, "+e.name, func(t *testing.T) {
+			a, b := proposedInVain(t, e.limits)
+			a.Write([]byte("all"))
+			if err := a.CloseWrite(); err != nil {
+				t.Error(err)
+			}
+			if got, err := io.ReadAll(b); string(got) != "all" || err != nil {
+				t.Errorf("read %q, %v", got, err)
+			}
+		})
+	}
+}
+
+// An answer that comes too late, while it is judged, does not count any more.
+func TestAnAnswerBehindTheEndOfItsProposal(t *testing.T) {
+	defer sanconn.SetSilentTimeout(10 * time.Millisecond)()
+	d, b, err := tcpPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	a := newconn.New(d, newconn.Config{Life: movedIsAnError{t: t}}).(*sanconn.Conn)
+	closeAtEnd(t, a)
+	h := newconn.HandleOf(a)
+	ea, eb := twin.Pair(twin.Config{})
+	var asked, asks *session.Session
+	asked = session.New(eb, session.Config{Accepting: true, OnNote: func([]byte) { asked.SendNote([]byte{newconn.NoteAnswer}) }})
+	t.Cleanup(asked.Abort)
+	notes := h.Notes()
+	asks = session.New(ea, session.Config{OnNote: func(note []byte) { notes(asks, note) }})
+	go asked.Negotiate(t.Context())
+	judging, judge := make(chan struct{}), make(chan struct{})
+	proposed := make(chan error, 1)
+	go func() {
+		proposed <- h.Propose(t.Context(), asks, nil, func([]byte) error {
+			close(judging)
+			<-judge
+			return nil
+		})
+	}()
+	<-judging
+	b.Close()
+	a.SetDeadline(time.Now().Add(patience))
+	if n, err := a.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("read %d, %v", n, err)
+	}
+	if err := <-proposed; !errors.Is(err, syscall.ETIMEDOUT) {
+		t.Errorf("proposed: %v", err)
+	}
+	close(judge)
+	asks.Abort()
+	<-asks.Closed()
+	if err := a.CloseWrite(); err != nil { // by TCP, and not by the session
+		t.Error(err)
+	}
+}
+
+// movedIsAnError is the Life of a connection that is not to move.
+type movedIsAnError struct {
+	connpair.Nobody
+	t *testing.T
+}
+
+func (m movedIsAnError) Moved(provider string) { m.t.Errorf("it has moved to %s", provider) }
