@@ -209,7 +209,8 @@ func TestManyConnectionsTakeFewDescriptors(t *testing.T) {
 func TestReadBehindALinkThatFails(t *testing.T) {
 	leaks(t)
 	for _, writerFails := range []bool{true, false} {
-		for _, alone := range []bool{true, false} {
+		for n := range 4 {
+			alone, before := n%2 == 0, n/2 == 0 // before: the writer has retired
 			l := listen(t, Config{})
 			x, y := meet(t, l)
 			a, b := newPeer(x), newPeer(y)
@@ -230,6 +231,9 @@ func TestReadBehindALinkThatFails(t *testing.T) {
 			if !writerFails {
 				fails, other = reader, writer
 			}
+			if before {
+				end(b)
+			}
 			fails.die(errMessage)
 			testenv.Eventually(t, patience, func() error {
 				if !other.over() {
@@ -237,7 +241,9 @@ func TestReadBehindALinkThatFails(t *testing.T) {
 				}
 				return nil
 			})
-			end(b)
+			if !before {
+				end(b)
+			}
 			for range cacheTicks + 1 {
 				writer.sweep()
 			}
@@ -245,7 +251,7 @@ func TestReadBehindALinkThatFails(t *testing.T) {
 			torn := writer.torn
 			writer.mu.Unlock()
 			if torn || !bytes.Equal(ev.Msg, msg) {
-				t.Errorf("the writer's link fails: %v, alone: %v: it is given back: %v; %x… is read", writerFails, alone, torn, ev.Msg[:8])
+				t.Errorf("the writer's link fails: %v, behind its end: %v, alone: %v: it is given back: %v; %x… is read", writerFails, before, alone, torn, ev.Msg[:8])
 			}
 			end(a)
 		}
