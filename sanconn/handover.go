@@ -192,7 +192,7 @@ func (h *handover) byTCP() bool { return h.phase == onTCP || h.phase == flushing
 func (h *handover) goesBack() bool { return h.phase == leaving || h.phase == flushing }
 
 // sessionOver is the session's end. whole: all that the peer has sent by it has come. It reports
-// whether the connection is over with it; if both ends leave the session, that is not known yet.
+// whether the connection is over with it; if both ends leave the session, that is not known.
 func (h *handover) sessionOver(whole bool) (over bool) {
 	switch h.phase {
 	case proposed: // without an answer
@@ -201,7 +201,7 @@ func (h *handover) sessionOver(whole bool) (over bool) {
 	case onSAN:
 		h.over = true
 		h.lost = h.lost || !whole && !h.in.begun
-		return true
+		return !h.both // else the peer may have left, and TCP's end would be the stream's to it
 	case leaving:
 		h.over = true
 	}
@@ -245,10 +245,10 @@ func (h *handover) peerLeaves(until uint64) error {
 // mayLeave reports whether it is known where the peer's bytes end, on TCP and on the session.
 func (h *handover) mayLeave() bool { return h.both && h.in.begun }
 
-// leftInVain is the end of leaving in vain: the session has ended.
-func (h *handover) leftInVain() {
+// leftInVain is the end of leaving in vain: the session has ended. It reports what sessionOver does.
+func (h *handover) leftInVain() (over bool) {
 	h.phase = onSAN
-	h.sessionOver(false)
+	return h.sessionOver(false)
 }
 
 // readElsewhere: what is read from TCP, by the descriptor, is not counted any more. So from then on

@@ -140,20 +140,23 @@ func (c *Conn) leave(s *session.Session, why error) {
 		c.in.rest = &rest{t.unread, c.state.in.at}
 	}
 	c.inVain = err
+	over := false
 	if err == nil {
 		c.leftLocked(t, why)
 	} else {
 		// Each operation finds the session's end by itself, behind what had come. Reads find it once they
 		// turn to the session again: one that has met it before this may be late, and would pass over
 		// what was read meanwhile.
-		c.state.leftInVain()
+		if over = c.state.leftInVain(); !over {
+			c.tcp.SetLinger(0) // to a peer that has left, an end of TCP is a reset
+		}
 		c.out.san.Store(s)
 		s.GiveBackWrite()
 	}
 	c.countKeptLocked()
 	flushes, shut := c.state.phase == flushing, c.state.out.shut
 	if err != nil { // behind Close the peer is reset, and is not to find an end before
-		shut = !c.closed.Load()
+		shut = over && !c.closed.Load()
 	}
 	c.steppedLocked()
 	c.mu.Unlock()

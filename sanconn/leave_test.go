@@ -1004,6 +1004,36 @@ func TestASessionThatFailsBeforeItNegotiates(t *testing.T) {
 	}
 }
 
+// A peer that has left is on TCP, whose end is its reader's. So where the session fails at this end behind
+// that, TCP ends by a reset.
+func TestASessionThatFailsWhenThePeerHasLeft(t *testing.T) {
+	p := movedByHand(t, session.Limits{}, 0, nil, func(p *byHand) {
+		p.SendNote(noteAt(newconn.NoteLeave, 0))
+		go func() {
+			io.Copy(io.Discard, p.Session) // to the end of a's stream there, and so it may leave
+			p.ea.Kill()
+		}()
+	})
+	if _, err := p.a.Write([]byte("by the SAN")); err != nil {
+		t.Fatal(err)
+	}
+	if err := sanconn.LeaveSAN(p.a); err == nil {
+		t.Error("it has left")
+	}
+	if _, err := p.a.Write([]byte("more")); err == nil {
+		t.Error("it writes on")
+	}
+	p.a.SetReadDeadline(time.Now().Add(patience))
+	if _, err := p.a.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("it reads %v", err)
+	}
+	p.a.Close()
+	p.b.SetReadDeadline(time.Now().Add(patience))
+	if n, err := p.b.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the peer reads %d bytes, %v", n, err)
+	}
+}
+
 // A peer that leaves ends its stream on the session, and goes on by TCP. If its process ends before this end
 // has left, too, the stream was cut, maybe within a Write: unless its program had ended it before.
 func TestAPeerThatDiesOnTheWayBack(t *testing.T) {

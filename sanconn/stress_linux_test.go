@@ -33,7 +33,13 @@ var (
 
 // TestStress has both ends of a connection use it in every way, at random, while it moves and
 // goes back, and checks each byte by its position. A stream that ends with io.EOF is whole.
-func TestStress(t *testing.T) {
+func TestStress(t *testing.T) { stressed(t, *stressRuns, anyKind) }
+
+// TestLinksFail does so over shm, of which a link fails at one end, or at both: processes and TCP live on.
+func TestLinksFail(t *testing.T) { stressed(t, (*stressRuns+1)/2, byLink) }
+
+// stressed has so many runs. kind: how each ends.
+func stressed(t *testing.T, runs, kind int) {
 	first := *stressSeed
 	if first == 0 {
 		first = rand.Uint64() >> 32
@@ -45,19 +51,25 @@ func TestStress(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	before, fds := runtime.NumGoroutine(), openFiles(t)
-	for i := range *stressRuns {
+	before, fds, moved := runtime.NumGoroutine(), openFiles(t), 0
+	for i := range runs {
 		seed := first + uint64(i)
-		s := &stress{t: t, files: files, rand: rand.New(rand.NewPCG(seed, 0))}
+		s := &stress{t: t, files: files, rand: rand.New(rand.NewPCG(seed, 0)), kind: kind}
 		s.run()
+		if s.moved {
+			moved++
+		}
 		if t.Failed() {
 			s.mu.Lock()
 			t.Fatalf("seed %d: %s\n%s\n%s\n%s", seed, s.what, strings.Join(s.log, "\n"), s.ends[0].c.Debug(), s.ends[1].c.Debug())
 		}
-		if i%20 == 19 || i == *stressRuns-1 {
+		if i%20 == 19 || i == runs-1 {
 			settles(t, seed, "goroutines", before, runtime.NumGoroutine)
 			settles(t, seed, "descriptors", fds, func() int { return openFiles(t) })
 		}
+	}
+	if moved < runs/8 {
+		t.Errorf("of %d runs a connection has moved in %d only", runs, moved)
 	}
 }
 
@@ -93,6 +105,8 @@ const (
 	byCut             // the session fails for both, and TCP lives on
 	byTCPReset        // TCP is reset at one end, and sessions live on
 	endKinds
+	byLink       // its link fails, and TCP lives on
+	anyKind = -1 // of endKinds
 )
 
 type stress struct {
@@ -104,6 +118,8 @@ type stress struct {
 	kind  int
 	ender int             // the end that begins it
 	over  context.Context // until both streams have been written and read
+	link  *link           // of byLink
+	moved bool            // both ends have agreed to
 
 	mu  sync.Mutex          // guards what follows
 	eps [2][]*twin.Endpoint // of its sessions: one may live on beside a move that comes to nothing
@@ -126,6 +142,7 @@ type stressEnd struct {
 	pinned  atomic.Bool // its program has had the descriptor: the end may be that of a peer that died, or was cut off
 	told    bool        // a Write has had the error: TCP tells a reset but once, and then io.EOF
 	readErr error
+	ended   atomic.Bool // its program has ended its stream
 }
 
 // stressTable is what is written, again and again; its length is a prime, so that no size of
@@ -160,14 +177,22 @@ func (s *stress) run() {
 	}
 	ctx, over := context.WithCancel(context.Background())
 	s.over = ctx
-	s.kind, s.ender = r.IntN(endKinds), r.IntN(2)
-	if r.IntN(3) > 0 {
+	s.ender = r.IntN(2)
+	if s.kind == byLink {
+		if s.link, err = newLink(s.t); err != nil {
+			s.t.Fatal(err)
+		}
+		defer s.link.close()
+	} else if s.kind = r.IntN(endKinds); r.IntN(3) > 0 {
 		s.kind = inOrder
 	}
 	s.what = fmt.Sprintf("kind %d by end %d", s.kind, s.ender)
 	for i, c := range []*sanconn.Conn{a, b} {
 		e := &stressEnd{stress: &stress{t: s.t, rand: rand.New(rand.NewPCG(r.Uint64(), 1))}, id: i, c: c, counts: countedOf(s.t, c)}
 		e.total = r.Int64N(1 << (10 + r.IntN(12)))
+		if s.kind == byLink {
+			e.total <<= 3 // a move takes a while
+		}
 		e.shut = r.IntN(20) == 0 && s.kind != inOrder && s.kind != byTCPReset
 		s.ends[i] = e
 	}
@@ -204,6 +229,8 @@ func (s *stress) run() {
 	for i, e := range s.ends {
 		peer := s.ends[1-i]
 		switch {
+		case s.kind == byLink && e.readErr == io.EOF && !e.shut && !e.told && !peer.unsure && (!peer.ended.Load() || e.read < peer.written.Load()):
+			s.t.Errorf("end %d read %d of %d bytes, and io.EOF; the peer's program has ended its stream: %v", i, e.read, peer.written.Load(), peer.ended.Load())
 		case s.kind == byTCPReset && peer.told && !e.told && e.readErr == io.EOF:
 			s.t.Errorf("end %d reads io.EOF, and a Write of the peer's has failed", i)
 		case peer.unsure, e.told, (s.kind == byDeath || s.kind == byCut) && e.pinned.Load():
@@ -250,22 +277,36 @@ func (s *stress) move(r *rand.Rand) {
 		for range r.IntN(4) {
 			pause(r)
 		}
-		cfg := twin.Config{Limits: carriers[2+r.IntN(len(carriers)-2)].limits}
-		cfg.Violated = func(twin.Violation) {}
+		limits := carriers[2+r.IntN(len(carriers)-2)].limits
 		d := r.IntN(2)
-		ea, eb := twin.Pair(cfg)
-		s.mu.Lock()
-		s.eps[d], s.eps[1-d] = append(s.eps[d], ea), append(s.eps[1-d], eb)
-		s.mu.Unlock()
+		ea, eb, err := s.pair(d, limits)
+		if err != nil {
+			s.logf("no session: %v", err)
+			continue
+		}
 		cfgs := session.Config{CloseTimeout: patience, CancelTimeout: patience} // a peer that has no processor for a while takes it all yet
-		err := movePair(s.over, s.ends[d].c, s.ends[1-d].c, ea, eb, sessions{Dialer: cfgs, Acceptor: cfgs})
-		s.logf("moved by %d to %+v: %v", d, cfg.Limits, err)
+		err = movePair(s.over, s.ends[d].c, s.ends[1-d].c, ea, eb, sessions{Dialer: cfgs, Acceptor: cfgs})
+		s.logf("moved by %d to %+v: %v", d, limits, err)
+		s.moved = s.moved || err == nil
 		select {
 		case <-s.over.Done():
 			return
 		default:
 		}
 	}
+}
+
+// pair makes what a session goes by, which end d dials.
+func (s *stress) pair(d int, limits session.Limits) (a, b session.Endpoint, err error) {
+	if s.link != nil {
+		s.link.once.Do(func() { close(s.link.used) })
+		return s.link.pair()
+	}
+	ea, eb := twin.Pair(twin.Config{Limits: limits, Violated: func(twin.Violation) {}})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.eps[d], s.eps[1-d] = append(s.eps[d], ea), append(s.eps[1-d], eb)
+	return ea, eb, nil
 }
 
 // leave has the connection go back to TCP.
@@ -310,6 +351,12 @@ func (s *stress) end(r *rand.Rand) {
 	if s.kind == inOrder {
 		return
 	}
+	if s.kind == byLink {
+		select {
+		case <-s.link.used:
+		case <-s.over.Done():
+		}
+	}
 	for range r.IntN(30) {
 		pause(r)
 	}
@@ -338,6 +385,14 @@ func (s *stress) end(r *rand.Rand) {
 		s.ends[1].close()
 	case byTCPReset:
 		cutTCP(s.t, e.c)
+	case byLink:
+		ends := 1 + r.IntN(3) // a set of them
+		for role := range 2 {
+			if ends&(1<<role) != 0 {
+				s.logf("the link fails at its end %d: %v", role, s.link.fail(role))
+				pauseSometimes(r)
+			}
+		}
 	}
 }
 
@@ -351,6 +406,7 @@ func (s *stress) kill(id int) {
 
 func (e *stressEnd) close() {
 	e.closed.Store(true)
+	e.ended.Store(true)
 	began := time.Now()
 	e.c.Close()
 	if d := time.Since(began); d > 2*patience+5*time.Second {
@@ -443,6 +499,7 @@ func (e *stressEnd) write(s *stress, r *rand.Rand) {
 			c.SetWriteDeadline(time.Time{})
 		}
 	}
+	e.ended.Store(true)
 	if err := c.CloseWrite(); err != nil {
 		e.goesOn(s, "CloseWrite", err)
 	}
@@ -574,6 +631,9 @@ func (e *stressEnd) readAll(s *stress, peer *stressEnd, r *rand.Rand) {
 		}
 		if !e.goesOn(s, "read", err) {
 			e.readErr = err
+			if s.kind == byLink && (err != io.EOF || e.shut) {
+				e.close() // as programs do
+			}
 			return
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) && r.IntN(2) == 0 {

@@ -199,15 +199,18 @@ func (e *endpoint) overByPeer(state uint32) {
 
 // linkDied ends a connection whose link died. The peer may have closed it before.
 func (e *endpoint) linkDied(cause error) {
-	if state := e.remote.load(e.turn); state != stateOpen {
-		e.overByPeer(state)
-		return
-	}
+	state := e.remote.load(e.turn)
 	if cause != errPeerGone {
 		// A peer that lives is not to take this for the end of this process, nor to take the connection once
-		// it was found not taken.
-		e.bad.Store(true)
+		// it was found not taken, nor to give back what is read yet.
+		if state == stateOpen {
+			e.bad.Store(true)
+		}
 		e.abandon()
+	}
+	if state != stateOpen {
+		e.overByPeer(state)
+		return
 	}
 	switch {
 	case !e.slot.accepted():

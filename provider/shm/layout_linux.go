@@ -77,6 +77,11 @@ func (s *sideState) retired(turn uint32) bool {
 	return v&(turnMask|stateHeld) == turn && v&stateMask != stateOpen
 }
 
+// holds reports whether the side has ended the connection and may hold what has come by it.
+func (s *sideState) holds(turn uint32) bool {
+	return s.v.Load()&(turnMask|stateHeld) == turn|stateHeld
+}
+
 // slotControl is what one side says about one connection.
 type slotControl struct {
 	state sideState

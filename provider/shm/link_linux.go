@@ -64,7 +64,8 @@ var fdTableMu sync.Mutex
 // knows about the peer. It closes the socket if it fails.
 func newLink(role int, conn *net.UnixConn, cfg Config) (*link, error) {
 	l := &link{role: role, cfg: cfg, mayPunch: cfg.Dir == ""}
-	l.lifetime = lifetime{users: 1, gone: make(chan struct{}), dismantle: l.dismantle, idled: l.reclaim.schedule}
+	l.lifetime = lifetime{users: 1, gone: make(chan struct{}), dismantle: l.dismantle, idled: l.reclaim.schedule,
+		unread: func() bool { return l.mayPunch && l.slots.unread(l.reader) }} // else its memory stays as it is
 	l.slots.init()
 	l.extending.turn = make(chan struct{}, 1)
 	l.reclaim.sweep = l.sweep
@@ -121,6 +122,7 @@ func (l *link) start(onClose func()) {
 	l.work.Go(func() {
 		if l.peer.wait() == nil {
 			l.die(errPeerGone)
+			l.peerEnded()
 		}
 	})
 	l.release()
@@ -269,9 +271,16 @@ func (l *link) detach(s *slot) {
 	l.release()
 }
 
-// die ends the link: the peer is gone or broke the rules.
+// die ends the link: the peer is gone or broke the rules, or this process may not receive any more.
 func (l *link) die(cause error) {
-	if !l.kill() {
+	reader := peerThere
+	switch {
+	case l.peer.pidfd == nil: // nothing else will tell
+		reader = peerGone
+	case cause == errPeerGone:
+		reader = peerHungUp
+	}
+	if !l.kill(reader) {
 		return
 	}
 	defer l.release()
@@ -292,10 +301,14 @@ var idleTicks = [2]int{2, 5}
 func (l *link) closeIdle() (again bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.users > 0 || l.dead {
+	switch {
+	case l.dead:
+		l.unusedLocked()
+		return false
+	case l.users > 0:
 		return false
 	}
-	if l.idle++; l.idle >= idleTicks[l.role] && !l.slots.unread() {
+	if l.idle++; l.idle >= idleTicks[l.role] && !l.slots.unread(l.reader) {
 		l.closeUnusedLocked()
 	}
 	return true
@@ -319,7 +332,7 @@ func (l *link) teardown() {
 	if p := l.extending.half.Swap(nil); p != nil {
 		p.unmapKept(l.slots.memory, 0)
 	}
-	l.slots.unmap(l.mayPunch, l.peerGone)
+	l.slots.unmap(l.mayPunch, l.reader)
 	l.mu.Lock()
 	for _, s := range l.slots.list() {
 		if s.charged {

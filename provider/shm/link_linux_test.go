@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
@@ -198,6 +200,60 @@ func TestManyConnectionsTakeFewDescriptors(t *testing.T) {
 			t.Errorf("connection %d: no echo: %v", i, p.Err())
 		} else {
 			p.Drop()
+		}
+	}
+}
+
+// What has come by a link that fails, at either end, is read where both processes live: also what is read
+// only when the end that wrote it has retired.
+func TestReadBehindALinkThatFails(t *testing.T) {
+	leaks(t)
+	for _, writerFails := range []bool{true, false} {
+		for n := range 4 {
+			alone, before := n%2 == 0, n/2 == 0 // before: the writer has retired
+			l := listen(t, Config{})
+			x, y := meet(t, l)
+			a, b := newPeer(x), newPeer(y)
+			reader, writer := x.(*endpoint).link, y.(*endpoint).link
+			if !alone { // the link stays for another connection
+				c, d := meet(t, l)
+				defer end(c)
+				defer end(d)
+			}
+			msg := make([]byte, unreadSize)
+			pattern(msg, 1)
+			b.send(msg)
+			var ev session.Event
+			if !a.poll(&ev) {
+				t.Fatal(a.Err())
+			}
+			fails, other := writer, reader
+			if !writerFails {
+				fails, other = reader, writer
+			}
+			if before {
+				end(b)
+			}
+			fails.die(errMessage)
+			testenv.Eventually(t, patience, func() error {
+				if !other.over() {
+					return errors.New("the other end does not know")
+				}
+				return nil
+			})
+			if !before {
+				end(b)
+			}
+			for range cacheTicks + 1 {
+				writer.sweep()
+			}
+			writer.mu.Lock()
+			torn := writer.torn
+			writer.mu.Unlock()
+			if torn || !bytes.Equal(ev.Msg, msg) {
+				t.Errorf("the writer's link fails: %v, behind its end: %v, alone: %v: it is given back: %v; %x… is read", writerFails, before, alone, torn, ev.Msg[:8])
+			}
+			end(a)
 		}
 	}
 }

@@ -138,9 +138,9 @@ func (e *endpoint) shrink() (again bool) {
 func (l *link) sweep() (again bool) {
 	if l.mayPunch {
 		l.mu.Lock()
-		peerGone := l.peerGone // of a link that only this end has ended the peer may read on
+		reader := l.reader
 		l.mu.Unlock()
-		again = l.slots.reclaim(peerGone)
+		again = l.slots.reclaim(reader)
 		for _, s := range l.slots.list() {
 			if e := s.ep.Load(); e != nil && e.shrink() {
 				again = true

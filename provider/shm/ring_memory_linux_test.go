@@ -508,9 +508,9 @@ func TestSenderThatFoundTheReclaimerIsWoken(t *testing.T) {
 // reclaimSlots is what the reclaimer does for the slots of a link.
 func reclaimSlots(k *link) (again bool) {
 	k.mu.Lock()
-	peerGone := k.peerGone
+	reader := k.reader
 	k.mu.Unlock()
-	return k.slots.reclaim(peerGone)
+	return k.slots.reclaim(reader)
 }
 
 // withoutReclaimer keeps the reclaimer from the links until resume is called.

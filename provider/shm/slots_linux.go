@@ -134,9 +134,9 @@ func (t *slotTable) reapLocked(n int) {
 
 // reclaim gives back the memory that connections left some time ago in the rings that this
 // end writes. It reports whether it has to run again.
-func (t *slotTable) reclaim(peerGone bool) (again bool) {
+func (t *slotTable) reclaim(by peerEnd) (again bool) {
 	for _, s := range t.list() {
-		again = s.pages.reclaim(func(n uint64) bool { return (peerGone || s.drained()) && punchHole(s.own.ring, n, t.memory) }) || again
+		again = s.pages.reclaim(func(n uint64) bool { return !s.unread(by) && punchHole(s.own.ring, n, t.memory) }) || again
 	}
 	return again
 }
@@ -148,16 +148,21 @@ func (s *slot) drained() bool {
 	return !s.accepted() || s.peers.control.state.retired(s.turn.Load()) || s.own.control.out.Backlog(&s.peers.control.in) == 0
 }
 
-// unread reports whether the peer has still to read what an ended connection has left.
-func (t *slotTable) unread() bool {
-	return slices.ContainsFunc(t.list(), func(s *slot) bool { return s.pages.any() && !s.drained() })
+// unread reports whether the peer may still read what is in the ring.
+func (s *slot) unread(by peerEnd) bool {
+	return !s.drained() && (by == peerThere || by == peerHungUp && s.peers.control.state.holds(s.turn.Load()))
+}
+
+// unread reports whether the peer may still read what an ended connection has left.
+func (t *slotTable) unread(by peerEnd) bool {
+	return slices.ContainsFunc(t.list(), func(s *slot) bool { return s.pages.any() && s.unread(by) })
 }
 
 // unmap unmaps all segments. Nobody here uses a slot any more. punch: it gives back what this end
 // has written first, which the peer could keep with the segment's descriptor. One that has not
 // ended the link may still have to read, and keeps the controls that tell it how much. Without punch,
 // what is kept counts (unmapKept).
-func (t *slotTable) unmap(punch, peerGone bool) {
+func (t *slotTable) unmap(punch bool, by peerEnd) {
 	t.mu.Lock()
 	segments := t.segments
 	t.segments = nil
@@ -168,12 +173,12 @@ func (t *slotTable) unmap(punch, peerGone bool) {
 		for _, s := range list[:m.own.slots] {
 			n := s.pages.get()
 			written += n
-			if n == 0 || !punch || !peerGone && !s.drained() || !punchHole(s.own.ring, n, t.memory) {
+			if n == 0 || !punch || s.unread(by) || !punchHole(s.own.ring, n, t.memory) {
 				counted += int64(max(n, ring.Start) - ring.Start)
 			}
 		}
 		list = list[m.own.slots:]
-		if punch && peerGone { // bell and controls, too
+		if punch && by != peerThere { // bell and controls, too
 			punchHole(m.own.mem, 0, t.memory)
 		}
 		m.peers.unmap()

@@ -27,7 +27,7 @@ func table(t *testing.T) *slotTable {
 	slots.init()
 	slots.memory = budget().Of(quota.Own)
 	slots.add(m, true)
-	t.Cleanup(func() { slots.unmap(false, false) })
+	t.Cleanup(func() { slots.unmap(false, peerThere) })
 	return slots
 }
 

@@ -1,0 +1,107 @@
+package sanconn_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sanconn/san/provider/shm"
+	"github.com/sanconn/san/session"
+)
+
+// link is one of provider shm, both ends of which are in this process.
+type link struct {
+	t    *testing.T
+	l    *shm.Listener
+	port uint16
+	name string
+	came chan session.Endpoint
+	once sync.Once
+	used chan struct{} // closed when a connection moves by it
+}
+
+// newLink makes one, by a port for which nobody else has a name.
+func newLink(t *testing.T) (k *link, err error) {
+	k = &link{t: t, came: make(chan session.Endpoint, 1), used: make(chan struct{})}
+	for k.name == "" {
+		k.port = uint16(rand.Uint32())
+		if k.l, err = shm.Listen(k.port, shm.Config{}, func(e session.Endpoint) { k.came <- e }); err != nil {
+			return nil, err
+		}
+		names, err := shm.Names(t.Context(), k.port, uint32(os.Geteuid()), shm.Config{})
+		switch {
+		case err != nil:
+			k.l.Close()
+			return nil, err
+		case len(names) == 1:
+			k.name = names[0]
+		default:
+			k.l.Close()
+		}
+	}
+	a, b, err := k.pair() // to have it made by when a session is wanted
+	if err != nil {
+		k.close()
+		return nil, err
+	}
+	discard(a)
+	discard(b)
+	return k, nil
+}
+
+func discard(ep session.Endpoint) {
+	ep.Abort()
+	ep.Retire()
+}
+
+// pair makes a connection.
+func (k *link) pair() (dialed, accepted session.Endpoint, err error) {
+	if dialed, err = shm.Dial(k.t.Context(), k.port, k.name, uint32(os.Geteuid()), shm.Config{}); err != nil {
+		return nil, nil, err
+	}
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		select {
+		case accepted = <-k.came:
+			return dialed, accepted, nil
+		case <-time.After(time.Millisecond):
+		}
+		if err = dialed.Err(); err != nil { // nor does it come any more
+			break
+		}
+	}
+	discard(dialed)
+	return nil, nil, fmt.Errorf("it was not accepted: %w", err)
+}
+
+func (k *link) close() {
+	k.l.Close()
+	for len(k.came) > 0 {
+		discard(<-k.came)
+	}
+}
+
+// fail has the dialing end (0) get what is no message, or the accepting one (1).
+func (k *link) fail(role int) error {
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return err
+	}
+	from := []func(int) (unix.Sockaddr, error){unix.Getsockname, unix.Getpeername}[role] // of the other end's socket
+	for _, f := range fds {
+		fd, _ := strconv.Atoi(f.Name())
+		if name, err := from(fd); err != nil {
+			continue
+		} else if u, ok := name.(*unix.SockaddrUnix); ok && u.Name == k.name &&
+			unix.Sendto(fd, []byte("no message"), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil) == nil {
+			return nil
+		}
+	}
+	return errors.New("it has ended")
+}
