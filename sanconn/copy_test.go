@@ -191,6 +191,13 @@ func TestADeadlineEndsACopyAndLosesNothing(t *testing.T) {
 		a, b := pipe(t, l, nil)
 		data := pattern(16 << 20) // twice what a send buffer and an inbox take that nobody reads
 		f := fileOf(t, data)
+		a.SetWriteDeadline(time.Now().Add(-time.Second))
+		if n, err := io.Copy(a, f); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("behind the deadline: copied %d, %v", n, err)
+		}
+		if at, _ := f.Seek(0, io.SeekCurrent); at != 0 {
+			t.Fatalf("behind the deadline: the file is at %d", at)
+		}
 		a.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
 		n, err := io.Copy(a, f)
 		if !errors.Is(err, os.ErrDeadlineExceeded) {

@@ -276,6 +276,40 @@ func TestResetWhileItFlushes(t *testing.T) {
 	}
 }
 
+// Close while what came back goes by TCP ends a Read, and not what came back: the peer gets that.
+func TestCloseWhileItFlushes(t *testing.T) {
+	a, b := pipe(t, session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}, nil)
+	newconn.HandleOf(a).TCP().SetWriteBuffer(64 << 10) // what comes back is under way until it is read
+	newconn.HandleOf(b).TCP().SetReadBuffer(64 << 10)
+	b.SetDeadline(time.Now().Add(patience))
+	sent := pattern(1 << 20)
+	if _, err := a.Write(sent); err != nil {
+		t.Fatal(err)
+	}
+	if err := sanconn.LeaveSAN(b); err != nil {
+		t.Fatal(err)
+	}
+	read, closed := make(chan error, 1), make(chan error, 1)
+	go func() { _, err := a.Read(make([]byte, 1)); read <- err }()
+	testenv.Eventually(t, patience, func() error {
+		if sanconn.SessionOf(a) != nil || !sanconn.Reading(a) {
+			return errors.New("no Read waits in TCP")
+		}
+		return nil
+	})
+	if !sanconn.Leaving(a) {
+		t.Fatal("nothing is under way")
+	}
+	go func() { closed <- a.Close() }()
+	if err := <-read; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("Read: %v", err)
+	}
+	wantBytes(t, <-received(t, b), sent)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+}
+
 // A reset, of an end that has called CloseWrite, ends no stream in order whose bytes have come back to it
 // and not been sent again: who has the descriptor finds it.
 func TestResetOnTheWayBack(t *testing.T) {
