@@ -685,12 +685,17 @@ func TestUncountedBehindPeek(t *testing.T) {
 func TestNoMoveBehindUncounted(t *testing.T) {
 	for name, want := range map[string]string{"done": "abc", "waits": "abcdef"} {
 		t.Run(name, func(t *testing.T) {
-			a, b, move := onTCPPair(t, newconn.Config{})
+			a, b := pipe(t, session.Limits{}, nil)
+			b.SetReadDeadline(time.Now().Add(patience))
 			r, buf := countedOf(t, b), make([]byte, 10)
 			a.Write([]byte("x"))
-			if n, err := r.Read(buf); n != 1 || err != nil {
+			if n, err := r.Read(buf); n != 1 || err != nil { // by the session: the descriptor has not been had yet
 				t.Fatal(n, err)
 			}
+			if err := sanconn.LeaveSAN(a); err != nil {
+				t.Fatal(err)
+			}
+			awaitLeft(t, b)
 			a.Write([]byte("abc"))
 			got, took, ended := "", make(chan struct{}, 10), make(chan error, 1)
 			go func() {
@@ -708,7 +713,8 @@ func TestNoMoveBehindUncounted(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := move(); !errors.Is(err, connpair.ErrRefused) {
+			ea, eb := twin.Pair(twin.Config{})
+			if err := movePair(t.Context(), a, b, ea, eb, sessions{}); !errors.Is(err, connpair.ErrRefused) {
 				t.Fatalf("it moves: %v", err)
 			}
 			if want != "abc" {
