@@ -20,23 +20,6 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// fileOf is a file with this content, open at its beginning.
-func fileOf(t *testing.T, content []byte) *os.File {
-	t.Helper()
-	f, err := os.Create(t.TempDir() + "/data")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { f.Close() })
-	if _, err := f.Write(content); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
-		t.Fatal(err)
-	}
-	return f
-}
-
 // byTCP reports whether any byte of the application has gone by TCP.
 func byTCP(c *sanconn.Conn) bool {
 	st := c.Stats()

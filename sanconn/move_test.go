@@ -178,6 +178,7 @@ const copyOfAFile = "a copy of a file"
 // A Write of many bytes that waits in TCP goes on by the session, whatever it is written by.
 func TestALongWriteMovesInItsMiddle(t *testing.T) {
 	all := pattern(64 << 20)
+	f := fileOf(t, all)
 	for name, write := range map[string]func(c *sanconn.Conn) error{
 		"Write": func(c *sanconn.Conn) error { _, err := c.Write(all); return err },
 		"WriteBuffers": func(c *sanconn.Conn) error {
@@ -189,7 +190,7 @@ func TestALongWriteMovesInItsMiddle(t *testing.T) {
 			return err
 		},
 		copyOfAFile: func(c *sanconn.Conn) error {
-			n, err := io.Copy(c, fileOf(t, all))
+			n, err := io.Copy(c, f)
 			if n != int64(len(all)) {
 				t.Errorf("%d bytes were copied", n)
 			}
