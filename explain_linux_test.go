@@ -2,18 +2,22 @@ package san
 
 import (
 	"errors"
+	"fmt"
 	"net"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/shm"
 	"github.com/sanconn/san/provider/verbs"
 )
 
 func TestExplain(t *testing.T) {
 	onlyShm(t)
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // what is left open is not closed as it is forgotten
 	withSAN := serve(t, &ListenConfig{}, "127.0.0.1:0", 0).Addr().String()
 	plain := acceptsPlainly(t).Addr().String()
 	nobody := freePort(t)
@@ -36,6 +40,7 @@ func TestExplain(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.d.Options.AttemptTimeout = testTimeout // see unhurried
+			before := Stats().Open[shm.Name]
 			outcomes, err := tt.d.Explain(t.Context(), "tcp", tt.address)
 			if err != nil {
 				t.Fatal(err)
@@ -72,6 +77,12 @@ func TestExplain(t *testing.T) {
 			if chosen != tt.chosen {
 				t.Errorf("chosen is %q, want %q", chosen, tt.chosen)
 			}
+			testenv.Eventually(t, testTimeout, func() error { // the server's ends as well
+				if n := Stats().Open[shm.Name]; n != before {
+					return fmt.Errorf("%d are open, %d before", n, before)
+				}
+				return nil
+			})
 		})
 	}
 	for _, d := range []Dialer{{Providers: []string{"warp"}}, {}} {

@@ -20,23 +20,6 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// fileOf is a file with this content, open at its beginning.
-func fileOf(t *testing.T, content []byte) *os.File {
-	t.Helper()
-	f, err := os.Create(t.TempDir() + "/data")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { f.Close() })
-	if _, err := f.Write(content); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
-		t.Fatal(err)
-	}
-	return f
-}
-
 // byTCP reports whether any byte of the application has gone by TCP.
 func byTCP(c *sanconn.Conn) bool {
 	st := c.Stats()
@@ -191,6 +174,13 @@ func TestADeadlineEndsACopyAndLosesNothing(t *testing.T) {
 		a, b := pipe(t, l, nil)
 		data := pattern(16 << 20) // twice what a send buffer and an inbox take that nobody reads
 		f := fileOf(t, data)
+		a.SetWriteDeadline(time.Now().Add(-time.Second))
+		if n, err := io.Copy(a, f); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("behind the deadline: copied %d, %v", n, err)
+		}
+		if at, _ := f.Seek(0, io.SeekCurrent); at != 0 {
+			t.Fatalf("behind the deadline: the file is at %d", at)
+		}
 		a.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
 		n, err := io.Copy(a, f)
 		if !errors.Is(err, os.ErrDeadlineExceeded) {

@@ -337,8 +337,8 @@ func (c *Conn) leftLocked(t taken, why error) {
 	} else {
 		c.use.again(againAfter)
 	}
-	if c.state.in.shut { // nobody will read it
-		c.in.thrown = c.in.thrown || c.in.rest != nil
+	if c.state.in.shut { // nobody will read it; the connection does not move again
+		c.in.thrown = c.in.rest != nil
 		c.in.rest = nil
 		c.tcp.CloseRead() // as the descriptor is to show
 	}

@@ -276,6 +276,119 @@ func TestResetWhileItFlushes(t *testing.T) {
 	}
 }
 
+// Close while what came back goes by TCP ends a Read, and not what came back: the peer gets that.
+func TestCloseWhileItFlushes(t *testing.T) {
+	a, b := pipe(t, session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}, nil)
+	newconn.HandleOf(a).TCP().SetWriteBuffer(64 << 10) // what comes back is under way until it is read
+	newconn.HandleOf(b).TCP().SetReadBuffer(64 << 10)
+	b.SetDeadline(time.Now().Add(patience))
+	sent := pattern(1 << 20)
+	if _, err := a.Write(sent); err != nil {
+		t.Fatal(err)
+	}
+	if err := sanconn.LeaveSAN(b); err != nil {
+		t.Fatal(err)
+	}
+	read, closed := make(chan error, 1), make(chan error, 1)
+	go func() { _, err := a.Read(make([]byte, 1)); read <- err }()
+	testenv.Eventually(t, patience, func() error {
+		if sanconn.SessionOf(a) != nil || !sanconn.Reading(a) {
+			return errors.New("no Read waits in TCP")
+		}
+		return nil
+	})
+	if !sanconn.Leaving(a) {
+		t.Fatal("nothing is under way")
+	}
+	go func() { closed <- a.Close() }()
+	if err := <-read; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("Read: %v", err)
+	}
+	wantBytes(t, <-received(t, b), sent)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+}
+
+// What came back has no deadline, as it was taken from the application; the next Write has the one that was set.
+func TestADeadlineWhileItFlushes(t *testing.T) {
+	for name, set := range map[string]bool{"set before": false, "set meanwhile": true} {
+		t.Run(name, func(t *testing.T) {
+			a, b := pipe(t, session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}, nil)
+			newconn.HandleOf(a).TCP().SetWriteBuffer(64 << 10) // what comes back is under way until it is read
+			newconn.HandleOf(b).TCP().SetReadBuffer(64 << 10)
+			b.SetDeadline(time.Now().Add(patience))
+			sent := pattern(1 << 20)
+			if _, err := a.Write(sent); err != nil {
+				t.Fatal(err)
+			}
+			if !set {
+				a.SetWriteDeadline(time.Unix(1, 0))
+			}
+			if err := sanconn.LeaveSAN(b); err != nil {
+				t.Fatal(err)
+			}
+			testenv.Eventually(t, patience, func() error {
+				if !strings.Contains(a.Debug(), "flushing") {
+					return errors.New(a.Debug())
+				}
+				return nil
+			})
+			if set {
+				a.SetWriteDeadline(time.Unix(1, 0))
+			}
+			got := make([]byte, len(sent))
+			if n, err := io.ReadFull(b, got); err != nil {
+				t.Fatal(n, err)
+			}
+			wantBytes(t, got, sent)
+			awaitLeft(t, a)
+			if n, err := a.Write([]byte{1}); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("a Write behind it: %d, %v", n, err)
+			}
+			if n := a.Stats().BytesSent; n != uint64(len(sent)) {
+				t.Errorf("%d bytes count as sent", n)
+			}
+		})
+	}
+}
+
+// A peer whose stream ends before the byte that it has named has not left: bytes are lacking.
+func TestAPeerThatLeavesTooFew(t *testing.T) {
+	p := movedByHand(t, session.Limits{}, 0, nil, func(p *byHand) {
+		p.SendNote(noteAt(newconn.NoteLeave, 6))
+		p.Write(make([]byte, 5))
+		p.CloseWrite()
+	})
+	defer p.Abort()
+	if err := moved(t, p.a); err != nil {
+		t.Fatal(err)
+	}
+	if err := sanconn.LeaveSAN(p.a); err == nil {
+		t.Error("it has left")
+	}
+}
+
+// A Read that waits in TCP for what comes before the session does not keep the connection from leaving that.
+func TestTheWayBackBesideARead(t *testing.T) {
+	told := make(chan struct{})
+	p := movedByHand(t, session.Limits{}, 5, nil, func(*byHand) { close(told) })
+	go p.a.Read(make([]byte, 1))
+	testenv.Eventually(t, patience, func() error {
+		if !sanconn.Reading(p.a) {
+			return errors.New("it does not read")
+		}
+		return nil
+	})
+	go sanconn.LeaveSAN(p.a)
+	select {
+	case <-told:
+	case <-time.After(patience):
+		t.Error("the peer is not told")
+	}
+	p.Abort()
+}
+
 // A reset, of an end that has called CloseWrite, ends no stream in order whose bytes have come back to it
 // and not been sent again: who has the descriptor finds it.
 func TestResetOnTheWayBack(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"regexp"
 	"strings"
 	"sync"
@@ -172,9 +173,12 @@ func moveWithinAWrite(t *testing.T, a, b *sanconn.Conn) (wantCut func()) {
 	}
 }
 
+const copyOfAFile = "a copy of a file"
+
 // A Write of many bytes that waits in TCP goes on by the session, whatever it is written by.
 func TestALongWriteMovesInItsMiddle(t *testing.T) {
 	all := pattern(64 << 20)
+	f := fileOf(t, all)
 	for name, write := range map[string]func(c *sanconn.Conn) error{
 		"Write": func(c *sanconn.Conn) error { _, err := c.Write(all); return err },
 		"WriteBuffers": func(c *sanconn.Conn) error {
@@ -182,6 +186,13 @@ func TestALongWriteMovesInItsMiddle(t *testing.T) {
 			n, err := c.WriteBuffers(&v)
 			if n != int64(len(all)) || len(v) > 0 {
 				t.Errorf("%d bytes, %d slices are left", n, len(v))
+			}
+			return err
+		},
+		copyOfAFile: func(c *sanconn.Conn) error {
+			n, err := io.Copy(c, f)
+			if n != int64(len(all)) {
+				t.Errorf("%d bytes were copied", n)
 			}
 			return err
 		},
@@ -203,7 +214,9 @@ func TestALongWriteMovesInItsMiddle(t *testing.T) {
 			if err := <-done; err != nil {
 				t.Error(err)
 			}
-			wantCut()
+			if name != copyOfAFile { // of which a Write has a part alone
+				wantCut()
+			}
 			if !bytes.Equal(append(head[:], got...), all) {
 				t.Errorf("%d bytes came, and not those that were written", 1+len(got))
 			}
@@ -216,33 +229,44 @@ func TestALongWriteMovesInItsMiddle(t *testing.T) {
 
 // Where either end leaves the session before such a Write has got there, it goes on by TCP.
 func TestALongWriteThatDoesNotMoveInItsMiddle(t *testing.T) {
+	all := pattern(24 << 20) // more than TCP has room for
 	for name, leaver := range map[string]int{"this end leaves": 0, "the other one leaves": 1} {
-		t.Run(name, func(t *testing.T) {
-			a, b, _ := onTCPPair(t, newconn.Config{})
-			all := pattern(24 << 20) // more than TCP has room for
-			done := make(chan error, 1)
-			go func() {
-				_, err := a.Write(all)
-				a.CloseWrite()
-				done <- err
-			}()
-			testenv.Eventually(t, patience, func() error {
-				if a.Stats().TCPBytesSent == 0 {
-					return errors.New("it has not written")
+		for what, write := range map[string]func(c *sanconn.Conn, f *os.File) (int64, error){
+			"Write":     func(c *sanconn.Conn, _ *os.File) (int64, error) { n, err := c.Write(all); return int64(n), err },
+			copyOfAFile: func(c *sanconn.Conn, f *os.File) (int64, error) { return io.Copy(c, f) },
+		} {
+			t.Run(name+"/"+what, func(t *testing.T) {
+				a, b, _ := onTCPPair(t, newconn.Config{})
+				f := fileOf(t, all)
+				done := make(chan error, 1)
+				go func() {
+					n, err := write(a, f)
+					if n != int64(len(all)) {
+						t.Errorf("%d bytes were written, %v", n, err)
+					}
+					a.CloseWrite()
+					done <- err
+				}()
+				testenv.Eventually(t, patience, func() error {
+					if a.Stats().TCPBytesSent == 0 {
+						return errors.New("it has not written")
+					}
+					return nil
+				})
+				wantCut := moveWithinAWrite(t, a, b)
+				if err := sanconn.LeaveSAN([]*sanconn.Conn{a, b}[leaver]); err != nil {
+					t.Fatal(err)
 				}
-				return nil
+				got := <-received(t, b)
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+				if what != copyOfAFile {
+					wantCut()
+				}
+				wantBytes(t, got, all)
 			})
-			wantCut := moveWithinAWrite(t, a, b)
-			if err := sanconn.LeaveSAN([]*sanconn.Conn{a, b}[leaver]); err != nil {
-				t.Fatal(err)
-			}
-			got := <-received(t, b)
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-			wantCut()
-			wantBytes(t, got, all)
-		})
+		}
 	}
 }
 
@@ -300,6 +324,48 @@ func TestWhatEndsBesideAProposalMovesYet(t *testing.T) {
 	if a.Close(); !ended() {
 		t.Error("it has not ended")
 	}
+}
+
+// CloseWrite beside a proposal ends a Write that waits in TCP, before the answer.
+func TestCloseWriteBesideAProposal(t *testing.T) {
+	a, b, _ := onTCPPair(t, newconn.Config{})
+	all := pattern(64 << 20) // more than TCP has room for
+	var n int
+	wrote := make(chan error, 1)
+	go func() {
+		var err error
+		n, err = a.Write(all)
+		wrote <- err
+	}()
+	was, looks := uint64(0), 0
+	testenv.Eventually(t, patience, func() error { // some looks are enough to see that it waits, mostly
+		if n := a.Stats().TCPBytesSent; n == 0 || n != was {
+			was, looks = n, 0
+		}
+		if looks++; looks < 20 {
+			return errors.New("it does not wait")
+		}
+		return nil
+	})
+	ea, eb := twin.Pair(twin.Config{})
+	go connpair.Accept(t.Context(), eb, session.Config{}, func([]byte) *sanconn.Conn {
+		if err := a.CloseWrite(); err != nil {
+			t.Error(err)
+		}
+		select {
+		case err := <-wrote:
+			if !errors.Is(err, syscall.EPIPE) {
+				t.Error(err)
+			}
+		case <-time.After(patience):
+			t.Error("the Write waits")
+		}
+		return b
+	})
+	if err := connpair.Propose(t.Context(), a, ea, session.Config{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	wantBytes(t, <-received(t, b), all[:n])
 }
 
 // CloseRead beside a proposal that comes to nothing: the descriptor shows the end, as TCP's does.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"testing"
 
 	"github.com/sanconn/san/internal/connpair"
@@ -116,6 +117,23 @@ func pattern(n int) []byte {
 	b := make([]byte, n)
 	rand.NewChaCha8([32]byte{}).Read(b)
 	return b
+}
+
+// fileOf is a file with this content, open at its beginning.
+func fileOf(t *testing.T, content []byte) *os.File {
+	t.Helper()
+	f, err := os.Create(t.TempDir() + "/data")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	if _, err := f.Write(content); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		t.Fatal(err)
+	}
+	return f
 }
 
 // received reads to the end in the background.

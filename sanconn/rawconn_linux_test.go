@@ -826,3 +826,56 @@ func TestRawCallsWithoutADescriptor(t *testing.T) {
 		moveAgain(t, a, b)
 	}
 }
+
+// Behind Write, and behind a Read that has waited, a connection stays on TCP for good. Behind Control, and a Read
+// that has not, it moves, but not before its own Read has been used again.
+func TestWhatStaysBehindTheDescriptor(t *testing.T) {
+	for name, tt := range map[string]struct {
+		use   func(raw syscall.RawConn, more func()) error // without reading
+		stays bool
+	}{
+		"Control": {func(raw syscall.RawConn, _ func()) error { return raw.Control(func(uintptr) {}) }, false},
+		"Write":   {func(raw syscall.RawConn, _ func()) error { return raw.Write(func(uintptr) bool { return true }) }, true},
+		"Read":    {func(raw syscall.RawConn, _ func()) error { return raw.Read(func(uintptr) bool { return true }) }, false},
+		"a Read that waits": {func(raw syscall.RawConn, more func()) error {
+			calls := 0
+			return raw.Read(func(uintptr) bool {
+				if calls++; calls == 1 {
+					more()
+				}
+				return calls > 1
+			})
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b, move := onTCPPair(t, newconn.Config{Threshold: 1000})
+			raw, err := b.SyscallConn()
+			if err != nil {
+				t.Fatal(err)
+			}
+			tcp, err := newconn.HandleOf(b).TCP().SyscallConn()
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.Write([]byte("x"))
+			if err := tcp.Read(func(fd uintptr) bool { // once it has come
+				_, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK)
+				return err != syscall.EAGAIN
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if err := tt.use(raw, func() { a.Write([]byte("y")) }); err != nil {
+				t.Fatal(err)
+			}
+			if err := move(); !errors.Is(err, connpair.ErrRefused) {
+				t.Fatalf("it moves before it is used: %v", err)
+			}
+			if _, err := b.Read(make([]byte, 1)); err != nil { // which is a use of more than 1000
+				t.Fatal(err)
+			}
+			if err := move(); tt.stays != errors.Is(err, connpair.ErrRefused) || !tt.stays && err != nil {
+				t.Errorf("it stays: %v; want %v", err, tt.stays)
+			}
+		})
+	}
+}

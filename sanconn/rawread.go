@@ -197,7 +197,7 @@ func (r *rawConn) readCounted(f func(fd uintptr) (done bool)) (done bool, err er
 	for {
 		s, did, err := r.readOnce(f, tries)
 		switch {
-		case err == errUncounted, err == nil && !did.read && (tries || s != nil):
+		case err == errUncounted, err == nil && !did.read && s != nil:
 			return false, nil // it is called again, with what has come shown otherwise
 		case err != nil && err != errLook, did.done, err == nil && !did.read:
 			return did.done, err

@@ -19,6 +19,7 @@ import (
 	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/internal/twin"
+	"github.com/sanconn/san/internal/undernet"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
 )
@@ -64,6 +65,8 @@ func (c counted) Read(p []byte) (n int, err error) {
 		return false
 	})
 	switch {
+	case err == io.EOF:
+		return 0, errors.New("a RawConn's Read returns no io.EOF: its function finds the end")
 	case err != nil:
 		return 0, err
 	case failed != nil:
@@ -477,6 +480,251 @@ func TestCountedReadAllocatesNothing(t *testing.T) {
 			t.Errorf("%v allocations", n)
 		}
 	})
+}
+
+// A function that finds nothing, or waits behind the end, is not called again before something has changed.
+// Nor is one that reads otherwise.
+func TestCountedReadWaits(t *testing.T) {
+	const most = 20 // some calls show that it has to wait, and how it reads
+	buf := make([]byte, 10)
+	read := func(fd uintptr) { testenv.SyscallRead(int(fd), buf) }
+	for name, tt := range map[string]struct {
+		ends bool
+		does func(fd uintptr)
+	}{
+		"nothing": {false, read},
+		"the end": {true, read},
+		"looks":   {false, func(fd uintptr) { syscall.Recvfrom(int(fd), buf, syscall.MSG_PEEK) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachEndpoint(t, func(t *testing.T, l session.Limits) {
+				a, b := pipe(t, l, nil)
+				r := countedOf(t, b)
+				b.SetReadDeadline(time.Now().Add(patience))
+				a.Write([]byte("x"))
+				if n, err := r.Read(buf[:1]); n != 1 || err != nil {
+					t.Fatal(n, err)
+				}
+				a.Write([]byte("y"))
+				if tt.ends {
+					a.CloseWrite()
+				}
+				if name == "looks" {
+					if n, err := r.Read(buf[:1]); n != 1 || err != nil {
+						t.Fatal(n, err)
+					}
+				}
+				b.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+				calls := 0
+				if err := r.raw.Read(func(fd uintptr) bool {
+					calls++
+					tt.does(fd)
+					return false
+				}); !errors.Is(err, os.ErrDeadlineExceeded) {
+					t.Error(err)
+				}
+				if calls > most {
+					t.Errorf("it was called %d times", calls)
+				}
+			})
+		})
+	}
+}
+
+// Behind the deadline no function is called, though something has come.
+func TestCountedReadBehindTheDeadline(t *testing.T) {
+	eachEndpoint(t, func(t *testing.T, l session.Limits) {
+		a, b := pipe(t, l, nil)
+		r := countedOf(t, b)
+		buf := make([]byte, 1)
+		b.SetReadDeadline(time.Now().Add(patience))
+		a.Write([]byte("xy"))
+		if n, err := r.Read(buf); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		b.SetReadDeadline(time.Unix(1, 0))
+		if err := r.raw.Read(func(uintptr) bool { t.Error("it is called"); return true }); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Error(err)
+		}
+	})
+}
+
+// Whoever has found a function's connection, and comes to it only when the function is over, reads nothing.
+func TestCountedReadIsOver(t *testing.T) {
+	a, b, _ := onTCPPair(t, newconn.Config{})
+	r := countedOf(t, b)
+	a.Write([]byte("x"))
+	testenv.Eventually(t, patience, func() error {
+		var kept undernet.RawReader
+		if err := r.raw.Read(func(fd uintptr) bool { kept = undernet.ReaderOf(int(fd)); return true }); err != nil {
+			t.Fatal(err)
+		}
+		if kept == nil {
+			return errors.New("nothing has come")
+		}
+		if _, _, err := kept.Next(); err != syscall.EAGAIN {
+			kept.Took(0, syscall.EAGAIN)
+			t.Error(err)
+		}
+		return nil
+	})
+}
+
+// While it is not known what TCP's end means, a deadline and Close end a Read as ever.
+func TestCountedReadBehindAnOpenEnd(t *testing.T) {
+	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{MaxMessage: 4096}})
+	defer eb.Kill()
+	a, b, err := newPair(newconn.Config{}, newconn.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, a, b)
+	r, buf := countedOf(t, a), make([]byte, 10)
+	b.Write([]byte("x"))
+	if n, err := r.Read(buf); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	proposed := make(chan error, 1)
+	go func() { proposed <- connpair.Propose(ctx, a, ea, session.Config{}, nil) }()
+	testenv.Eventually(t, patience, func() error {
+		if state := a.Debug(); !strings.Contains(state, "proposed") {
+			return errors.New(state)
+		}
+		return nil
+	})
+	newconn.HandleOf(b).TCP().CloseWrite()
+	a.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	if n, err := r.Read(buf); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("behind a deadline: %d, %v", n, err)
+	}
+	a.SetReadDeadline(time.Time{})
+	read := make(chan error, 1)
+	go func() { _, err := r.Read(buf); read <- err }()
+	testenv.Eventually(t, patience, func() error {
+		if !sanconn.Reading(a) {
+			return errors.New("it does not read")
+		}
+		return nil
+	})
+	a.Close()
+	if err := <-read; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("beside Close: %v", err)
+	}
+	<-proposed
+}
+
+// A session that is left while a function has the descriptor has nothing for it; what has come comes by TCP.
+func TestCountedReadBesideTheWayBack(t *testing.T) {
+	for _, carrier := range carriers[2:] { // which are sessions from the first
+		a, b := pipe(t, carrier.limits, nil)
+		b.SetReadDeadline(time.Now().Add(patience))
+		r, buf := countedOf(t, b), make([]byte, 10)
+		a.Write([]byte("x"))
+		if n, err := r.Read(buf); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		sendUnread(t, a, b)
+		left := make(chan error, 1)
+		calls, got := 0, ""
+		err := r.raw.Read(func(fd uintptr) bool {
+			if calls++; calls == 1 {
+				go func() { left <- sanconn.LeaveSAN(a) }()
+				testenv.Eventually(t, patience, func() error {
+					if sanconn.SessionOf(b) != nil {
+						return errors.New("it is on the session")
+					}
+					return nil
+				})
+			}
+			n, err := testenv.SyscallRead(int(fd), buf)
+			if err != nil && err != syscall.EAGAIN {
+				t.Errorf("%s: call %d: %v", carrier.name, calls, err)
+				return true
+			}
+			got += string(buf[:max(n, 0)])
+			return len(got) == len("unread")
+		})
+		if err = errors.Join(err, <-left); err != nil || got != "unread" {
+			t.Errorf("%s: %q, %v", carrier.name, got, err)
+		}
+	}
+}
+
+// A function that reads otherwise, behind others that did not, is not to have TCP's bytes before those that Peek
+// has taken from there; and a connection that it has been in does not move.
+func TestUncountedBehindPeek(t *testing.T) {
+	a, b, move := onTCPPair(t, newconn.Config{})
+	r, buf := countedOf(t, b), make([]byte, 10)
+	a.Write([]byte("xabc"))
+	if n, err := r.Read(buf[:1]); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	if got, err := b.Peek(); string(got) != "abc" || err != nil {
+		t.Fatalf("%q, %v", got, err)
+	}
+	a.Write([]byte("def"))
+	n := -1
+	if err := r.raw.Read(func(fd uintptr) bool {
+		for n = -1; n < 0; {
+			n, _, _ = syscall.Recvfrom(int(fd), buf[:2], 0)
+		}
+		return true
+	}); err == nil {
+		t.Errorf("it may read %q", buf[:n])
+	}
+	b.Discard(3)
+	if err := move(); !errors.Is(err, connpair.ErrRefused) {
+		t.Errorf("it moves: %v", err)
+	}
+}
+
+// A connection does not move whose bytes a function has read otherwise, behind others that did not, be it
+// done or does it wait for more: where TCP's bytes end is not known.
+func TestNoMoveBehindUncounted(t *testing.T) {
+	for name, want := range map[string]string{"done": "abc", "waits": "abcdef"} {
+		t.Run(name, func(t *testing.T) {
+			a, b := pipe(t, session.Limits{}, nil)
+			b.SetReadDeadline(time.Now().Add(patience))
+			r, buf := countedOf(t, b), make([]byte, 10)
+			a.Write([]byte("x"))
+			if n, err := r.Read(buf); n != 1 || err != nil { // by the session: the descriptor has not been had yet
+				t.Fatal(n, err)
+			}
+			if err := sanconn.LeaveSAN(a); err != nil {
+				t.Fatal(err)
+			}
+			awaitLeft(t, b)
+			a.Write([]byte("abc"))
+			got, took, ended := "", make(chan struct{}, 10), make(chan error, 1)
+			go func() {
+				ended <- r.raw.Read(func(fd uintptr) bool {
+					n, _, _ := syscall.Recvfrom(int(fd), buf, 0)
+					if got += string(buf[:max(n, 0)]); n > 0 {
+						took <- struct{}{}
+					}
+					return got == want
+				})
+			}()
+			<-took
+			if want == "abc" {
+				if err := <-ended; err != nil {
+					t.Fatal(err)
+				}
+			}
+			ea, eb := twin.Pair(twin.Config{})
+			if err := movePair(t.Context(), a, b, ea, eb, sessions{}); !errors.Is(err, connpair.ErrRefused) {
+				t.Fatalf("it moves: %v", err)
+			}
+			if want != "abc" {
+				a.Write([]byte("def"))
+				if err := <-ended; err != nil || got != want {
+					t.Errorf("%q, %v", got, err)
+				}
+			}
+		})
+	}
 }
 
 // A deadline comes before what Peek has left to be read.

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/sanconn/san/internal/hello"
+	"github.com/sanconn/san/internal/newconn"
 	"github.com/sanconn/san/internal/reason"
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/provider/shm"
@@ -55,24 +56,43 @@ func TestSearchEndsWhenTooMuchWasGuessed(t *testing.T) {
 }
 
 // Where another process's end stays on TCP the next one is asked, as it may have the connection by now,
-// and so it is behind one that speaks another version, or nonsense. An end of this process that does
-// not move is proposed to nobody else.
+// and so it is behind one that speaks another version, or nonsense, or has ended, or can take none. An end of
+// this process that does not move is proposed to nobody else, nor is one that has found its other end: who
+// has that is remembered.
 func TestSearchEndsWithAnEndThatStays(t *testing.T) {
 	to := acceptors(t, 2)
-	for stays, want := range map[error]int{
-		&session.Unavailable{Reason: session.ReasonStays, Err: net.ErrClosed}: 1,
-		hello.Answer{Code: hello.Stays}.Err():                                 2,
-		&session.Unavailable{Reason: session.ReasonVersion}:                   2,
-		hello.Answer{Code: 77}.Err():                                          2,
+	at := Here(0, to.Port())
+	defer Note(at, func(h *Hint) { *h = Hint{} })
+	for _, of := range []struct {
+		answer error
+		asked  int
+		has    bool
+	}{
+		{&session.Unavailable{Reason: session.ReasonStays, Err: net.ErrClosed}, 1, false},
+		{hello.Answer{Code: hello.Stays}.Err(), 2, false},
+		{&session.Unavailable{Reason: session.ReasonVersion}, 2, false},
+		{hello.Answer{Code: 77}.Err(), 2, false},
+		{newconn.ErrNotTaken, 2, false},
+		{&session.Unavailable{Reason: session.ReasonResources}, 2, false},
+		{syscall.ECONNRESET, 2, false},
+		{syscall.EPIPE, 2, false},
+		{newconn.ErrNoAnswer, 1, true},
+		{nil, 1, true},
+		{hello.Answer{Code: hello.Refused}.Err(), 1, true},
+		{hello.Answer{Code: hello.Unknown, Undecided: true}.Err(), 1, true},
 	} {
+		Note(at, func(h *Hint) { *h = Hint{} })
 		asked := 0
-		err := Search{At: Here(0, to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
+		err := Search{At: at, To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
 			drop(ep)
 			asked++
-			return stays
+			return of.answer
 		}}.Run(t.Context())
-		if asked != want || err != stays {
-			t.Errorf("%v: %d are asked, %v", stays, asked, err)
+		if asked != of.asked || err != of.answer {
+			t.Errorf("%v: %d are asked, %v", of.answer, asked, err)
+		}
+		if has := HintOf(at).last != ""; has != of.has {
+			t.Errorf("%v: who has the other end is remembered: %v", of.answer, has)
 		}
 	}
 }

@@ -116,6 +116,9 @@ func TestSilentAddressesHaveTurns(t *testing.T) {
 	for port := range uint16(fewSlow) {
 		scheduler.job(ctx, port, time.Hour, func(ctx context.Context) error { had <- struct{}{}; return neverAnswers(ctx) }, nil)
 	}
+	if running, _, _ := scheduler.Counts(); running > MostMoving {
+		t.Errorf("%d move at a time", running)
+	}
 	for range MostMoving + fewSlow { // the turn of each of the others comes once
 		end <- struct{}{}
 	}
@@ -124,6 +127,27 @@ func TestSilentAddressesHaveTurns(t *testing.T) {
 	}
 	cancel()
 	scheduler.ended.Wait()
+}
+
+// Where nobody else has a place, they have half of all.
+func TestSilentAddressesHaveHalf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		scheduler := new(testScheduler)
+		for port := range uint16(MostMoving) {
+			scheduler.job(t.Context(), port, 10*time.Millisecond, neverAnswers, nil)
+		}
+		scheduler.ended.Wait()
+		synctest.Wait()
+		ctx, cancel := context.WithCancel(t.Context())
+		for port := range uint16(MostMoving) {
+			scheduler.job(ctx, port, time.Hour, neverAnswers, nil)
+		}
+		if running, _, _ := scheduler.Counts(); running != MostMoving/2 {
+			t.Errorf("%d of them move at a time", running)
+		}
+		cancel()
+		scheduler.ended.Wait()
+	})
 }
 
 func wantClosed(t *testing.T, c <-chan struct{}, otherwise string) {
@@ -488,5 +512,46 @@ func TestWaitingCostsOthersNothing(t *testing.T) {
 		}
 		cancel()
 		scheduler.ended.Wait()
+	})
+}
+
+// A connection that was not accepted yet is left alone for longer each time, up to a bound.
+func TestPausesGrow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		scheduler := &testScheduler{waits: true}
+		var at []time.Time
+		scheduler.job(t.Context(), 1, time.Second, func(context.Context) error {
+			at = append(at, time.Now())
+			return hello.ErrNotAccepted
+		}, nil)
+		scheduler.ended.Wait()
+		want := acceptPause
+		for i := range len(at) - 1 {
+			if pause := at[i+1].Sub(at[i]); pause != want {
+				t.Fatalf("the pause behind attempt %d is %v, not %v", i+1, pause, want)
+			}
+			want = min(2*want, mostPause)
+		}
+		if want != mostPause {
+			t.Errorf("%d attempts, and then none for %v", len(at), want)
+		}
+	})
+}
+
+// An address that has answered a later attempt of a job is not slow any more.
+func TestAnAnswerBehindALateAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		scheduler := &testScheduler{waits: true}
+		attempts := 0
+		scheduler.job(t.Context(), 1, time.Hour, func(ctx context.Context) error {
+			if attempts++; attempts > 1 {
+				return errEnded
+			}
+			time.Sleep(enoughTime)
+			return context.DeadlineExceeded
+		}, nil)
+		if scheduler.isSlow(t, 1) || attempts != 2 {
+			t.Errorf("the address is slow, behind %d attempts", attempts)
+		}
 	})
 }

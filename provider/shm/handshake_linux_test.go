@@ -242,6 +242,14 @@ func TestListenersThatWelcomeAndDoNotKeepTheProtocol(t *testing.T) {
 			send(c, &message{kind: msgSegmentReply})
 			silent(c)
 		}, session.ReasonNoListener},
+		{"asks for a connection", func(c *net.UnixConn) {
+			send(c, &message{kind: msgConnect, number: 1})
+			silent(c)
+		}, session.ReasonNoListener},
+		{"adds a segment", func(c *net.UnixConn) {
+			send(c, &message{kind: msgSegment, number: firstSlots}, half)
+			silent(c)
+		}, session.ReasonNoListener},
 		{"refuses for an unknown reason", func(c *net.UnixConn) {
 			var m message
 			fds, _ := receive(c, &m)
