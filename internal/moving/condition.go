@@ -8,8 +8,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// DecideTimeout is how long a proposal waits for the listener's condition. Meanwhile the dialer can
-// neither end its streams nor get its descriptor, and the acceptor cannot end its own.
+// DecideTimeout is how long a proposal waits for the listener's condition. Meanwhile the ends of both
+// streams wait at the dialer, and so does what needs its descriptor.
 const DecideTimeout = 500 * time.Millisecond
 
 // Condition decides whether a connection with these ends may move to a provider, for a process of this

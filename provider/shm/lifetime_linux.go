@@ -2,22 +2,22 @@ package shm
 
 import "sync"
 
-// lifetime counts who uses a link. It is dead from when nobody may become a user, and dismantled
-// when it is dead and the last user has gone.
+// lifetime counts the users of a link. A dead link gets no new users, and is dismantled when its last
+// user has gone.
 type lifetime struct {
 	gone      chan struct{} // closed when the link is dead
-	dismantle func()        // called once, in a goroutine of its own
-	idled     func()        // called, under mu, when a link that lives may be unused
+	dismantle func()        // called once, in its own goroutine
+	idled     func()        // called with mu held when a link that is not dead may be unused
 
-	mu       sync.Mutex // guards what follows; no system call under it
-	users    int        // endpoints, connects under way, and others that need the memory
-	dead     bool       // no new connections; gone is closed
-	peerGone bool       // … and the peer has ended it: it reads no more, or what it likes
-	torn     bool       // dismantle runs or ran
+	mu       sync.Mutex // guards the fields below; no system call is made with it held
+	users    int        // endpoints, connects in progress, and others that need the memory
+	dead     bool       // no new connections
+	peerGone bool       // … and the peer has ended the link
+	torn     bool       // dismantle was started
 	idle     int        // ticks without a user
 }
 
-// acquire adds a user, for whom the link's memory stays. It fails if the link is dead.
+// acquire adds a user, for whom the link's memory stays mapped. It fails if the link is dead.
 func (l *lifetime) acquire() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -36,8 +36,8 @@ func (l *lifetime) release() {
 	l.unusedLocked()
 }
 
-// unusedLocked is called when the link may be unused. It has a dead link dismantled, and
-// starts the idle time of one that lives.
+// unusedLocked is called when the link may be unused. It starts to dismantle a dead link, and the idle
+// time of any other one.
 func (l *lifetime) unusedLocked() {
 	if l.users > 0 || l.torn {
 		return
@@ -51,15 +51,15 @@ func (l *lifetime) unusedLocked() {
 	}
 }
 
-// over reports whether no more connections can be made.
+// over reports whether no new connection can be made.
 func (l *lifetime) over() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.dead
 }
 
-// kill ends the life of a link that the peer has ended, and adds a user, for whom its memory stays.
-// It returns false if the link is dead already.
+// kill makes a link dead that the peer has ended, and adds a user, for whom its memory stays mapped. It
+// returns false if the link is dead already.
 func (l *lifetime) kill() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -72,7 +72,7 @@ func (l *lifetime) kill() bool {
 	return true
 }
 
-// closeUnused ends a link that has no user.
+// closeUnused makes a link dead that has no user.
 func (l *lifetime) closeUnused() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
