@@ -343,7 +343,7 @@ func (r *remote) close() {
 	r.revokeAll()
 }
 
-// revokeAll takes back what is exposed. The endpoint is gone.
+// revokeAll revokes all exposures. The endpoint has ended.
 func (r *remote) revokeAll() {
 	r.use.Lock() // earlier Revokes have released their exposures; later ones find none
 	defer r.use.Unlock()
