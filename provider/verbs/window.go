@@ -13,10 +13,10 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Memory windows of type 2. An exposure binds a window onto a registration that stays in the cache.
-// Revoke invalidates the window, which costs a work request; deregistering would cost a system call and
-// the pages (rules K4, K5). If the device enforces windows (probe.go), a window's key is of use only to
-// the peer of this queue pair (R2), in exactly its range and rights.
+// windows has an endpoint's memory windows, of type 2. An exposure binds a window onto a registration
+// that stays in the cache. Revoke invalidates the window, which costs a work request; deregistering
+// would cost a system call and the pages (rules K4, K5). If the device enforces windows (probe.go), a
+// window's key is of use only to the peer of this queue pair (R2), in exactly its range and rights.
 //
 // A window is bound from the posting of the bind until the completion of its invalidation. Only the
 // caller that removes its exposure from the table invalidates it, because some kernels do not survive a
