@@ -36,31 +36,21 @@
 //
 //   - SAN_PROVIDERS: the only providers to use, in order of preference, separated by
 //     commas; or none.
-//
 //   - SAN_DISABLE: mechanisms to switch off, separated by commas: see
 //     sanconn.FeaturePoll and its neighbours.
-//
 //   - SAN_SHM_DIR: Dialer.ShmDir and ListenConfig.ShmDir where the program does not set them.
-//
 //   - SAN_MOVE=now: Options.MoveAtOnce for all dialers.
-//
 //   - SAN_SUBNETS: the only peers to connect to and to accept by verbs, as prefixes
 //     such as 10.8.0.0/16, separated by commas.
-//
 //   - SAN_IWARP_OFFSET: RDMA.IWARPOffset where the program does not set it.
-//
 //   - SAN_RDMACM=off: RDMA.WithoutCM for all.
-//
 //   - SAN_SHARED_DOMAIN=on: all connections of an RDMA device share one protection
 //     domain, and so their registrations, even without memory windows to keep their
 //     peers apart. Memory is registered once for all of them, but a peer may then
 //     reach memory that is exposed to others: see docs/SECURITY.md.
-//
 //   - SAN_TRAFFIC_CLASS, SAN_SERVICE_LEVEL, SAN_ACK_TIMEOUT: the fields of RDMA of these
 //     names where the program does not set them.
-//
 //   - SAN_ARENA: the size in MiB up to which regcache.DefaultArena may grow.
-//
 //   - SAN_TRACE: a file that gets a line for each message: see docs/DEBUGGING.md.
 //
 // All variables are read once, at the first Dial or Listen on a TCP network. If a value is not

@@ -19,9 +19,7 @@
 //     for as long as a connection that has used it exists. DefaultArena().BufferPool(n) is a pool
 //     of such slices. SetArenaLimit bounds their memory, in bytes. When the arena is used up,
 //     Get's error matches syscall.ENOBUFS, and the pool returns ordinary slices.
-//
 //   - Declare and Watch are for memory that the program has mapped itself.
-//
 //   - DefaultBudget().Stats() counts registrations, and SetLimits bounds what stays
 //     registered, in bytes and in registrations.
 //

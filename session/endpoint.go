@@ -86,8 +86,9 @@ type Messages interface {
 	// nil.
 	Poll(*Event) bool
 
-	// Drop ends the use of the last Poll's message. Its buffer is posted again (or the ring's head
-	// moves) at the next Poll at the latest; the Window allows for that.
+	// Drop ends the use of the last Poll's message. Its room is free again (the ring's head moves) at
+	// the next Poll at the latest. A provider with more receive buffers than the Window may post the
+	// buffer again later, together with others.
 	Drop()
 
 	// Keep leaves the message of the last Poll in its buffer, after those kept before.

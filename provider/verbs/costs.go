@@ -35,7 +35,7 @@ const (
 	// send buffer: 27 to 29 µs for 1 MiB that is copied in 18 µs (docs/notes/rdma.md).
 	byBuffer = 1.6
 	// cachesHold is how many bytes of the arena may be in use for copies to be as fast as measured:
-	// eight send buffers. With sixteen, offers move half as much again as copies (docs/notes/rdma.md).
+	// eight send buffers. With sixteen, offers move half as much again (docs/notes/rdma.md).
 	cachesHold = 32 << 20
 
 	// measureBytes is the size that is measured: the smallest Write that is offered. For larger Writes
