@@ -14,7 +14,7 @@ import (
 
 const (
 	// mostMaking bounds the connections that a listener makes at a time, and the requests that wait for
-	// it in the kernel, which drops further ones silently. The listener refuses them.
+	// it in the kernel. The kernel drops further ones silently; the listener refuses them.
 	mostMaking = 1024
 	// acceptTime bounds how long a dialer may take to finish connecting.
 	acceptTime = 5 * time.Second
