@@ -258,8 +258,8 @@ func (c *Conn) peerBegins(s *session.Session, at uint64) error {
 }
 
 // sessionOver is called when the session has ended, after its last note. whole: all that the peer has
-// sent by it has come, as a ring outlives the peer's process. why: the reason for the end of a proposal
-// on it.
+// sent by it has come (a ring outlives the peer's process). why: the reason for the end of a proposal on
+// it.
 func (c *Conn) sessionOver(s *session.Session, whole bool, why error) {
 	c.mu.Lock()
 	if c.session != s {

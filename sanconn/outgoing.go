@@ -32,7 +32,7 @@ type outgoing struct {
 	owned atomic.Bool
 
 	op      sync.Mutex    // held by one Write at a time on TCP, and by the move
-	cut     int32         // Writes that were cut and have not ended; guarded by Conn.mu
+	cut     int32         // Writes that were cut, less those of them that have ended; guarded by Conn.mu
 	written atomic.Uint64 // bytes written to TCP; grows with op held
 
 	back     []byte // what came back from the session unread: it goes before anything else; guarded by op
