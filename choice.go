@@ -14,19 +14,19 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// processEnvironment reads the environment once, because the answer must not change between
+// processEnvironment reads the environment once, because the settings must not change between
 // connections.
 var processEnvironment = sync.OnceValue(func() *environment.Values { return environment.Read(moving.Names()) })
 
-// moveTimeout bounds an attempt to move, requireTimeout one for which the program waits, as there
-// is nothing else to do: it must not fail only because processors are busy.
+// moveTimeout bounds an attempt to move. requireTimeout bounds an attempt that the program waits for:
+// it is longer, so that the attempt does not fail only because processors are busy.
 const (
 	moveTimeout    = 2 * time.Second
 	requireTimeout = 10 * time.Second
 )
 
-// choose returns what the environment leaves of what a dialer or listener has set. It is an error
-// if want, a Providers field, has an unknown name, or the environment is not understood.
+// choose returns what a dialer or listener may use by its own settings and the environment. It fails if
+// want, a Providers field, has an unknown name, or if the environment is not understood.
 func choose(policy Policy, want []string, o sanconn.Options, rdma RDMA, dir string) (moving.Choice, error) {
 	env := processEnvironment()
 	c := moving.Choice{Settings: settingsOf(o, rdma, policy, dir, env)}

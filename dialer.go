@@ -10,28 +10,27 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// Dial connects to the address as net.Dial does, over a SAN where there is
-// one. It is the same as new(Dialer).Dial.
+// Dial connects to the address as net.Dial does. The connection begins on TCP, and moves to a SAN if
+// there is one and that pays. It is the same as new(Dialer).Dial.
 func Dial(network, address string) (net.Conn, error) {
 	return zeroDialer.Dial(network, address)
 }
 
-var zeroDialer Dialer // one for each dial would be an allocation of 288 bytes
+var zeroDialer Dialer // a new one for each dial would allocate 288 bytes
 
-// Dialer connects to addresses, over a SAN where there is one. The zero value
-// is ready for use. Its methods may be called concurrently; its fields must not be
-// changed meanwhile.
+// Dialer connects to addresses, with connections that may move to a SAN. The zero value is ready for
+// use. Its methods may be called concurrently; its fields must not be changed meanwhile.
 type Dialer struct {
 	// NetDialer makes the TCP connections, on which all connections begin.
 	NetDialer net.Dialer
 
-	// Policy is what to do where there is no SAN. The default is Prefer.
+	// Policy is what to do if there is no SAN. The default is Prefer.
 	Policy Policy
 
-	// Providers are the providers to move connections to, in order of preference: "shm",
-	// "verbs". Nil means all that this build and this host have, in the order of
-	// SAN_PROVIDERS if that is set; empty means none. SAN_PROVIDERS restricts them
-	// in any case. With an unknown name each dial on a TCP network fails.
+	// Providers are the providers to which connections may move, in order of preference: "shm",
+	// "verbs". Nil means all that this build and this host have, in the order of SAN_PROVIDERS if that
+	// is set. Empty means none. If SAN_PROVIDERS is set, providers that it does not name are not used.
+	// With an unknown name each dial on a TCP network fails.
 	Providers []string
 
 	// Options tune connections over a SAN.
@@ -40,9 +39,9 @@ type Dialer struct {
 	// RDMA is how connections over RDMA are made.
 	RDMA RDMA
 
-	// ShmDir is a directory through which connections to other network namespaces of this
-	// host move to shared memory: an absolute path, mounted at both ends. What it has to be,
-	// and whom it trusts, is in docs/CONTAINERS.md. Default: SAN_SHM_DIR, or none.
+	// ShmDir is the absolute path of a directory, mounted at both ends, through which connections to
+	// other network namespaces of this host move to shared memory. docs/CONTAINERS.md tells what the
+	// directory must be like, and whom it trusts. Default: SAN_SHM_DIR, or none.
 	ShmDir string
 }
 
@@ -51,19 +50,21 @@ func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 	return d.DialContext(context.Background(), network, address)
 }
 
-// DialContext connects to the address as NetDialer.DialContext does, and takes
-// the same networks and addresses. The connection is a *sanconn.Conn around NetDialer's. It
-// begins on TCP. Once it has been used enough for that to pay, it moves to a SAN in the
-// background if its other end can, too; Options.MoveAtOnce has it try at once. InfoOf returns
-// what carries it, and why it has not moved; Stats counts both.
+// DialContext connects to the address as NetDialer.DialContext does, and takes the same networks and
+// addresses. The connection is a *sanconn.Conn around NetDialer's connection, and begins on TCP. Once
+// it has been used enough for a move to pay, it moves to a SAN in the background, if its other end can
+// move, too. With Options.MoveAtOnce the first attempt is made at once. InfoOf returns what carries a
+// connection, and why it has not moved; Stats counts both.
 //
-// With the policy Require no byte goes by TCP: DialContext returns when both directions have
-// moved, which takes a peer that has accepted the connection. It waits for that within ctx, for
-// at most Options.AttemptTimeout or 10 s, and no longer once the other end has closed the
-// connection. The reason is the error otherwise: errors.As finds an *Unavailable in it. A program,
-// of either end, that uses the descriptor later (File, or SyscallConn's Control) takes the
-// connection back to TCP. With the policy Never, and where there is no provider, the connection is
-// NetDialer's own. All errors are *net.OpError, as net's are.
+// With the policy Require no byte goes by TCP. Then DialContext returns when both directions have
+// moved, for which the peer must have accepted the connection. It waits until ctx ends or the other end
+// has closed the connection, at most for Options.AttemptTimeout, or 10 s if that is not set. If the
+// connection has not moved by then, the error gives the reason: errors.As finds an *Unavailable in it.
+// If a program at either end uses the descriptor later (File, or SyscallConn's Control), the connection
+// goes back to TCP.
+//
+// With the policy Never, or if there is no provider, the connection is NetDialer's own. All errors are
+// *net.OpError, as net's are.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	if ctx == nil {
 		panic("nil context")
@@ -100,7 +101,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.
 	return conn, nil
 }
 
-// plan returns how connections of a network move, or why they do not.
+// plan returns how connections of a network move, or an error if the settings are wrong.
 func (d *Dialer) plan(network string) (p *moving.Plan, err error) {
 	if !isTCP(network) {
 		return &moving.Plan{Choice: moving.Choice{Without: notTCP(network)}}, nil

@@ -1,6 +1,6 @@
-// Package san lets an existing Go program move its bytes over a system area
-// network: RDMA between hosts that have it, shared memory between processes
-// of one host, plain TCP until that pays and everywhere else.
+// Package san lets an existing Go program move its bytes over a system area network (SAN): RDMA between
+// hosts that have it, and shared memory between processes of one host. Until a move pays, and wherever
+// there is no SAN, the bytes go over plain TCP.
 //
 // Listen and Dial take the place of net.Listen and net.Dial; nothing else in the
 // program changes:
@@ -8,28 +8,27 @@
 //	l, err := san.Listen("tcp", ":8080")
 //	c, err := san.Dial("tcp", "localhost:8080")
 //
-// Each connection begins as net's own, on TCP: routes, packet filters, backlogs, addresses
-// and errors are the kernel's and net's. It is a *sanconn.Conn around net's *net.TCPConn.
-// Once it has been used enough for that to pay, the dialer's side moves it in the background:
-// it finds the process at the other end by a provider ("shm", "verbs"), and each direction
-// goes over to that in the middle of its stream. InfoOf returns what carries a connection, and
-// why it has not moved. Nothing but the application's bytes goes by TCP, so plain TCP clients
-// and servers at the other end notice nothing.
+// Each connection begins as net's own, on TCP: routes, packet filters, backlogs, addresses and errors
+// are those of the kernel and of net. It is a *sanconn.Conn around net's *net.TCPConn. Once it has been
+// used enough for a move to pay, the dialer's side moves it in the background: a provider ("shm",
+// "verbs") finds the process at the other end, and each direction goes on there in the middle of its
+// stream. InfoOf returns what carries a connection, and why it has not moved. TCP carries the
+// application's bytes and nothing else, so plain TCP clients and servers at the other end notice
+// nothing.
 //
-// Settings are fields of Dialer and ListenConfig, whose zero values are what Dial and Listen
-// use. With their policy Require no byte goes by TCP. Connections move on Linux; on other
-// systems they are net's own.
+// Settings are fields of Dialer and ListenConfig. Dial and Listen use their zero values. With the
+// policy Require no byte goes by TCP. Connections move on Linux; on other systems they are net's own.
 //
 // # Errors
 //
-// Errors are *net.OpError with the causes that TCP has, but for io.EOF, which is itself: code
-// that handles net's handles these. That there is no SAN is an error with the policy Require
-// alone: errors.As finds an *Unavailable in it, which has the Reason.
+// Errors are *net.OpError with the causes that TCP has, except io.EOF, which is not wrapped: code that
+// handles net's errors handles these. Only with the policy Require is it an error that there is no SAN:
+// errors.As finds an *Unavailable in it, which has the Reason.
 //
 // # Concurrency
 //
-// All functions and methods may be called concurrently, those of a connection as those of
-// net.Conn. The fields of a Dialer or ListenConfig must not be changed meanwhile.
+// All functions and methods may be called concurrently, those of a connection as net.Conn allows. The
+// fields of a Dialer or ListenConfig must not be changed meanwhile.
 //
 // # Environment
 //
@@ -46,14 +45,14 @@
 //   - SAN_IWARP_OFFSET: RDMA.IWARPOffset where the program does not set it.
 //   - SAN_RDMACM=off: RDMA.WithoutCM for all.
 //   - SAN_SHARED_DOMAIN=on: all connections of an RDMA device share one protection
-//     domain, and so registrations, also where there are no memory windows to keep their
-//     peers apart. It saves registering memory again for each, but a peer may then reach
-//     memory that is exposed to others: see docs/SECURITY.md.
+//     domain, and so their registrations, even without memory windows to keep their
+//     peers apart. Memory is registered once for all of them, but a peer may then
+//     reach memory that is exposed to others: see docs/SECURITY.md.
 //   - SAN_TRAFFIC_CLASS, SAN_SERVICE_LEVEL, SAN_ACK_TIMEOUT: the fields of RDMA of these
 //     names where the program does not set them.
 //   - SAN_ARENA: the size in MiB up to which regcache.DefaultArena may grow.
 //   - SAN_TRACE: a file that gets a line for each message: see docs/DEBUGGING.md.
 //
-// All are read once, at the first Dial or Listen on a TCP network. If a value is not
-// understood, every such call fails. docs/OPERATING.md has examples and ranges.
+// All variables are read once, at the first Dial or Listen on a TCP network. If a value is not
+// understood, each Dial and Listen on a TCP network fails. docs/OPERATING.md has examples and ranges.
 package san

@@ -18,30 +18,28 @@ type Outcome struct {
 	Address  netip.AddrPort
 	Provider string // "shm", "verbs" or "tcp"
 
-	// Err is nil if a connection was made, and moved. Otherwise it is the reason: an
-	// *Unavailable with its Reason, or for TCP the error that net would return.
+	// Err is nil if a connection was made and has moved. Otherwise it is the reason: an *Unavailable
+	// with its Reason, or for TCP the error that net would return.
 	Err error
 
-	// Local is the connection's local address, nil if there is an Err.
+	// Local is the connection's local address, or nil if there is an Err.
 	Local net.Addr
 
-	// Took is the time until the connection was made by TCP, or until it had moved behind
-	// that, or the error.
+	// Took is the time until TCP had connected, or from then until the connection had moved, or until
+	// the error.
 	Took time.Duration
 
-	// Chosen marks the Outcome that a connection would get; at most one has it, none where a
-	// dial fails.
+	// Chosen marks the Outcome that a connection would get. At most one Outcome has it, and none if a
+	// dial would fail.
 	Chosen bool
 }
 
-// Explain returns what would carry a connection to the address once it has been used, to find
-// out why it is not what was expected. It dials by TCP, and then once more for each provider,
-// to which it moves that connection at once; a provider that may not be used has an Outcome
-// with the reason.
+// Explain returns what would carry a connection to the address once it has been used, to find out why
+// it is not on the expected provider. It dials by TCP, and then again for each provider, to which it
+// moves that connection at once. A provider that may not be used has an Outcome with the reason.
 //
-// It closes each connection at once: the listener there accepts connections that end without
-// a byte. A move has the time that it has in Dial, TCP is bounded by ctx and by NetDialer
-// alone.
+// Explain closes each connection at once: the listener there accepts connections that end without a
+// byte. Each move may take as long as in Dial; TCP is bounded only by ctx and by NetDialer.
 //
 // Explain fails only for networks other than TCP's, and for settings with which every dial fails.
 func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcome, error) {
@@ -86,7 +84,7 @@ func (d *Dialer) Explain(ctx context.Context, network, address string) ([]Outcom
 	return outcomes, nil
 }
 
-// explain connects by TCP and, if there is a plan, moves the connection to its one provider.
+// explain connects by TCP and, if there is a plan, moves the connection to the plan's one provider.
 func (d *Dialer) explain(ctx context.Context, network, address string, p *moving.Plan) (o Outcome) {
 	o.Provider = providerTCP
 	if p != nil {

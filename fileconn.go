@@ -11,15 +11,15 @@ import (
 	"github.com/sanconn/san/internal/tcpid"
 )
 
-// FileConn makes a connection of a copy of a TCP connection's descriptor, such as one that
-// another process has passed on (sanconn.Conn.File); see net.FileConn. It goes on by TCP from
-// where that has left it, and moves to shared memory when the process that has dialed it tries
-// that. If it is the dialed end that was passed on, this one does, but within a network
-// namespace only: elsewhere such an end stays on TCP. Closing f does not affect it. What is not
-// TCP, or cannot move, is what net.FileConn returns.
+// FileConn makes a connection from a copy of a TCP connection's descriptor, such as one that another
+// process has passed on (sanconn.Conn.File); see net.FileConn. The connection goes on by TCP where the
+// other process has left it. It moves to shared memory when the process that has dialed it tries that.
+// If the dialed end was passed on, this process tries it, but only within a network namespace;
+// otherwise such an end stays on TCP. Closing f does not affect the connection. For a descriptor that
+// is not TCP, or that cannot move, FileConn returns what net.FileConn returns.
 //
-// Who passed the descriptor on must not use it any more: two processes that read or write by
-// turns belong to TCP alone.
+// The process that has passed the descriptor on must not use it any more. If two processes read or
+// write in turns, use net.FileConn.
 func FileConn(f *os.File) (net.Conn, error) {
 	c, err := net.FileConn(f)
 	if err != nil {
@@ -54,10 +54,10 @@ func FileConn(f *os.File) (net.Conn, error) {
 	return l.TakeOn(tcp, cfg), nil
 }
 
-// planOfEither has a connection that has been used try to move as one that was dialed, as no
-// descriptor tells which end it is. For one that was accepted that costs a few microseconds, as
-// nobody has a name by its dialer's port: unless that end was passed on as well. So that these two
-// seldom try at once, one of them takes twice the use.
+// planOfEither makes a used connection try to move as if it was dialed, because a descriptor does not
+// tell which end it is. For an accepted end that costs a few microseconds, as no process has a name for
+// its dialer's port, unless the dialed end was passed on as well. So that two such ends seldom try at
+// once, the threshold of one of them is twice the other's.
 func planOfEither(tcp *net.TCPConn) (p *moving.Plan, threshold int64) {
 	p, err := (&Dialer{Providers: []string{"shm"}}).plan("tcp")
 	if err != nil || p.Without != nil {
@@ -67,6 +67,6 @@ func planOfEither(tcp *net.TCPConn) (p *moving.Plan, threshold int64) {
 	if ends, err := tcpid.EndsOf(tcp); err == nil && ends.Local.Compare(ends.Remote) > 0 {
 		threshold *= 2
 	}
-	p.Either, p.Settings.Dir = true, "" // whose stamp a connection has depends on which end it is
+	p.Either, p.Settings.Dir = true, "" // the stamp of a connection depends on which end it is, so no directory is used
 	return p, threshold
 }

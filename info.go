@@ -14,30 +14,29 @@ import (
 
 // Info is what carries a connection.
 type Info struct {
-	// Provider is "shm", "verbs" or "tcp"; for a connection of another
-	// network, that network's name.
+	// Provider is "shm", "verbs" or "tcp"; for a connection of another network, the name of the
+	// network.
 	Provider string
-	// Fallback is why the connection is not on a SAN. It is ReasonNone if it is, and
-	// for TCP connections that this package did not make, and for other networks.
+	// Fallback is why the connection is not on a SAN. It is ReasonNone if the connection is on a SAN,
+	// and also for TCP connections that this package has not made, and for other networks.
 	Fallback Reason
-	// Cause has the details of Fallback; nil if there are none.
+	// Cause has the details of Fallback, or is nil.
 	Cause error
-	// TCPBytes and SANBytes are how many of the application's bytes have gone by each
-	// carrier so far, in both directions.
+	// TCPBytes and SANBytes are how many of the application's bytes have gone over TCP and over a SAN
+	// so far, in both directions.
 	TCPBytes, SANBytes uint64
 }
 
 // providerTCP is what Info and Counters call a connection without a SAN.
 const providerTCP = moving.TCP
 
-// maxWrappers bounds how deep InfoOf looks, in case wrappers form a cycle.
+// maxWrappers bounds how many wrappers InfoOf opens, in case they form a cycle.
 const maxWrappers = 16
 
-// InfoOf returns what carries c. It looks through wrappers that have a method NetConn()
-// net.Conn, as *tls.Conn does, or that embed the connection in an exported field, and beneath a
-// *net.TCPConn of a program that cmd/san has built. For other wrappers Provider is the name of
-// their network, or empty if that is TCP: a SAN may be behind it. It may be called
-// concurrently.
+// InfoOf returns what carries c. It looks through wrappers that have a method NetConn() net.Conn, as
+// *tls.Conn has, or that embed the connection in an exported field; and beneath a *net.TCPConn of a
+// program that cmd/san has built. For other wrappers Provider is the name of their network, or empty if
+// that is TCP, as there may be a SAN inside. It may be called concurrently.
 func InfoOf(c net.Conn) Info {
 	for range maxWrappers {
 		switch known := c.(type) {
@@ -79,7 +78,7 @@ func infoOf(c *sanconn.Conn) Info {
 	return info
 }
 
-// unwrap returns the connection inside c, or nil if it cannot tell.
+// unwrap returns the connection inside c, or nil if it finds none.
 func unwrap(c net.Conn) net.Conn {
 	if w, ok := c.(interface{ NetConn() net.Conn }); ok {
 		return w.NetConn()
@@ -99,13 +98,12 @@ func unwrap(c net.Conn) net.Conn {
 	return nil
 }
 
-// fallbacks has the reasons for the *net.TCPConns that this package has returned:
-// *Unavailable by weak.Pointer[net.TCPConn]. The connection itself has no room for a
-// reason, and wrapping it would disable sendfile and splice. An entry is removed when its
-// connection has been collected.
+// fallbacks has the reasons for the *net.TCPConns that this package has returned: *Unavailable by
+// weak.Pointer[net.TCPConn]. The connection itself has no room for a reason, and a wrapper would
+// disable sendfile and splice. An entry is removed when its connection was collected.
 var fallbacks sync.Map
 
-// plain counts a connection that is net's own, and stays so, and records why.
+// plain counts a connection that is net's own and stays so, and records why.
 func plain(c net.Conn, why *Unavailable, dialed bool) net.Conn {
 	if tcp, ok := c.(*net.TCPConn); ok {
 		key := weak.Make(tcp)

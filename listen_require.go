@@ -16,38 +16,39 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// required are the connections of a listener with the policy Require: Accept returns those
-// that have moved. It does not hold the listener, which the program may forget.
+// required are the connections of a listener with the policy Require, of which Accept returns those
+// that have moved. It does not refer to the listener, so that a listener can be collected without
+// Close.
 type required struct {
 	opening
 	tcp        *net.TCPListener
-	ready      chan *sanconn.Conn // room for the whole backlog
-	failed     chan error         // of TCP's Accept
-	places     chan struct{}      // a token for each that moves or is ready
+	ready      chan *sanconn.Conn // has room for the whole backlog
+	failed     chan error         // errors of TCP's Accept
+	places     chan struct{}      // a token for each connection that is moving or ready
 	ctx        context.Context    // ends at Close
 	cancel     context.CancelFunc
 	background sync.WaitGroup
 
-	mu     sync.Mutex      // guards what follows
-	until  context.Context // of ctx; ends at the deadline, or when there is another one
+	mu     sync.Mutex      // guards the fields below
+	until  context.Context // derived from ctx; ends at the deadline, or when the deadline is changed
 	change context.CancelFunc
-	silent []*silent // have a place and are not ready; the oldest first
+	silent []*silent // connections that have a place and are not ready; the oldest first
 }
 
-// silent is a connection that has not moved, mostly as nobody has proposed that yet.
+// silent is a connection that has not moved, mostly because no dialer has proposed it.
 type silent struct {
 	life    *moving.Life
 	since   time.Time
 	giveWay context.CancelCauseFunc
 }
 
-// patience is how long a connection has its place for itself without a proposal. It is half of what
-// its dialer waits, which may have many to move, so that one that finds no place has time left.
+// patience is how long a connection keeps its place without a proposal. It is half of the dialer's time:
+// a dialer may have many connections to move, and one that finds no place must have time left.
 const patience = requireTimeout / 2
 
 var errCrowded = &Unavailable{Reason: ReasonResources, Err: errors.New("nobody proposed to move it, and others needed its place")}
 
-// require begins to accept, so that connections move before anybody calls Accept.
+// require begins to accept, so that connections move before Accept is called.
 func require(tcp *net.TCPListener, o opening) *required {
 	r := &required{
 		opening: o,
@@ -85,7 +86,7 @@ func (r *required) serve() {
 	}
 }
 
-// place has a place for a connection that has come, and reports whether there is one before Close.
+// place waits for a place for a new connection. It returns false after Close.
 func (r *required) place() bool {
 	select {
 	case r.places <- struct{}{}:
@@ -103,8 +104,9 @@ func (r *required) place() bool {
 	}
 }
 
-// makeRoom has the oldest connection without a proposal give way: clients that never propose to move
-// must not keep others out. A young one's dialer may be slow. It returns after how long to look again.
+// makeRoom resets the oldest connection without a proposal, if it is older than patience: clients that
+// never propose a move must not keep others out, but the dialer of a younger one may be slow. It returns
+// the time until it should be called again.
 func (r *required) makeRoom() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -120,7 +122,7 @@ func (r *required) makeRoom() time.Duration {
 	return patience
 }
 
-// await waits until a connection has moved, and resets it otherwise.
+// await waits until a connection has moved. If it does not move, await resets it.
 func (r *required) await(tcp *net.TCPConn) {
 	c := r.takeOn(tcp)
 	l := moving.LifeOf(c)
@@ -138,7 +140,7 @@ func (r *required) await(tcp *net.TCPConn) {
 	r.silent = slices.Delete(r.silent, i, i+1)
 	r.mu.Unlock()
 	if err == nil {
-		r.ready <- c // never blocks: it has a place
+		r.ready <- c // never blocks, as the connection has a place
 		return
 	} else if r.ctx.Err() == nil {
 		l.Failed(reason.Of(cmp.Or(context.Cause(ctx), err)))
@@ -149,13 +151,13 @@ func (r *required) await(tcp *net.TCPConn) {
 	c.Close()
 }
 
-// accept is Accept. It uses l behind its wait, so that l is not taken for forgotten meanwhile.
+// accept is Accept. It uses l after its wait, so that l is not collected meanwhile.
 func (r *required) accept(l *Listener) (net.Conn, error) {
 	for {
 		r.mu.Lock()
 		until := r.until
 		r.mu.Unlock()
-		switch { // these count before a connection that is ready
+		switch { // errors and deadlines come before ready connections
 		case r.ctx.Err() != nil:
 			return nil, serverError("accept", l.Addr().Network(), l.Addr(), net.ErrClosed)
 		case until.Err() == context.DeadlineExceeded:
@@ -174,7 +176,7 @@ func (r *required) accept(l *Listener) (net.Conn, error) {
 
 func (r *required) setDeadline(t time.Time) error {
 	if r.ctx.Err() != nil {
-		return net.ErrClosed // as it is, from net too
+		return net.ErrClosed // not wrapped, as from net
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -188,7 +190,7 @@ func (r *required) setDeadline(t time.Time) error {
 }
 
 func (r *required) close() {
-	r.tcp.Close() // unless Close has
+	r.tcp.Close() // no effect after Close
 	r.cancel()
 	r.background.Wait()
 	for {

@@ -10,13 +10,13 @@ import (
 type Policy int
 
 const (
-	// Prefer uses a SAN where there is one and TCP otherwise.
+	// Prefer uses a SAN if there is one, and TCP otherwise.
 	Prefer Policy = iota
-	// Require uses a SAN or fails. A listener with it resets connections that have not moved
-	// within 10 s, or have had bytes on TCP before. It is for Dial and Accept: a program, of either
-	// end, that uses the descriptor later (File, SyscallConn) takes a connection back to TCP.
+	// Require uses a SAN or fails. A listener with it resets connections that have not moved within 10
+	// s, or have had bytes on TCP before. Require is for Dial and Accept: if a program at either end
+	// uses the descriptor later (File, SyscallConn), the connection goes back to TCP.
 	Require
-	// Never uses TCP alone: no SAN is tried or offered.
+	// Never uses only TCP: no SAN is tried or offered.
 	Never
 )
 
@@ -27,8 +27,8 @@ func (p Policy) String() string {
 	return fmt.Sprintf("policy %d", int(p))
 }
 
-// Reason is why a connection is not on a SAN: a uint8 with the methods String and MarshalText,
-// which give its text.
+// Reason is why a connection is not on a SAN: a uint8 with the methods String and MarshalText, which
+// return its text.
 type Reason = session.Reason
 
 // The reasons. Their values do not change; operators see their String.
@@ -55,17 +55,17 @@ const (
 	ReasonRefused     = session.ReasonRefused     // the listener's Condition refuses it
 )
 
-// Unavailable is why a connection is not on a SAN. Where the policy is Require, errors.As finds an
+// Unavailable is why a connection is not on a SAN. With the policy Require, errors.As finds an
 // *Unavailable in the error. Its fields are Reason, of the type Reason, and Err, an error with the
-// detail or nil; its methods are Error and Unwrap, which returns Err.
+// details, or nil. Its methods are Error and Unwrap, which returns Err.
 type Unavailable = session.Unavailable
 
-// isTCP reports whether a SAN can stand in for the network.
+// isTCP reports whether connections of the network can move to a SAN.
 func isTCP(network string) bool {
 	return network == "tcp" || network == "tcp4" || network == "tcp6"
 }
 
-// notTCP returns why a network is left to net.
+// notTCP returns why connections of a network are left to net.
 func notTCP(network string) *Unavailable {
 	return &Unavailable{Reason: ReasonNetwork, Err: fmt.Errorf("%q is not one of tcp, tcp4, tcp6", network)}
 }

@@ -10,33 +10,33 @@ import (
 
 // Counters count for the whole process, since its start.
 type Counters struct {
-	// Dialed and Accepted count connections by provider: each as "tcp" at first, and once more
-	// whenever it moves. Dials of other networks count by their names; what their listeners accept
-	// does not count.
+	// Dialed and Accepted count connections by provider: each connection as "tcp" at first, and once
+	// more whenever it moves. Dials of other networks count by the network's name; connections that
+	// listeners of other networks accept do not count.
 	Dialed, Accepted map[string]uint64
 	// Open is how many connections over a SAN are open now, by provider.
 	Open map[string]int
-	// Fallbacks counts, by reason, attempts to move that have failed in their time, also if the
-	// other end agreed later, and connections of net's own.
+	// Fallbacks counts, by reason, attempts to move that have failed within their time, even if the
+	// other end agreed later; and connections that are net's own.
 	Fallbacks map[Reason]uint64
-	// Listeners counts, by reason, listeners without any SAN and each provider that is
-	// there but could not listen (see Listener.Unavailable).
+	// Listeners counts, by reason, listeners without any SAN, and each provider that the host has but
+	// that could not listen (see Listener.Unavailable).
 	Listeners map[Reason]uint64
-	// Refused counts connections that this process's Listeners with the policy Require have
-	// reset, as they had not moved in time, or not without a byte by TCP, or gave way to others:
-	// see ListenConfig.Backlog.
+	// Refused counts connections that this process's Listeners with the policy Require have reset,
+	// because they had not moved in time, had bytes on TCP before, or had to make room for others: see
+	// ListenConfig.Backlog.
 	Refused uint64
 }
 
-// Stats returns a snapshot of the process's counters. The caller owns the maps. It may
-// be called concurrently.
+// Stats returns a snapshot of the process's counters. The caller owns the maps. It may be called
+// concurrently.
 func Stats() Counters { return Counters(moving.Counted()) }
 
 // Dump writes what sanconn.Conn.Debug returns for each connection of the process that has moved to a
-// SAN, is about to, or was closed and still delivers, and how many wait for their move. It is
-// for people who look at a stuck process: docs/DEBUGGING.md shows how to get it from a running
-// program. It may be called at any time, waits some milliseconds for each connection at most, and
-// returns the first error of w.
+// SAN, is about to move, or was closed and still delivers; and how many connections wait for their
+// move. It is for people who examine a stuck process: docs/DEBUGGING.md shows how to get it from a
+// running program. It may be called at any time. It waits at most some milliseconds for each
+// connection, and returns the first error of w.
 func Dump(w io.Writer) error {
 	waiting, running := "busy", "busy"
 	if r, w, ok := moving.Queue.Counts(); ok {

@@ -9,7 +9,7 @@ import (
 	"github.com/sanconn/san/internal/undernet"
 )
 
-// Programs that cmd/san has built call these by package net, with the settings of the
+// Programs that cmd/san has built call these functions by way of package net, with the settings of the
 // environment.
 func init() {
 	undernet.Dialed = dialedByNet
@@ -20,7 +20,7 @@ func init() {
 	}
 }
 
-// planOfNet is how the connections move that package net dials.
+// planOfNet is how connections move that package net has dialed.
 var planOfNet = sync.OnceValues(func() (*moving.Plan, error) { return new(Dialer).plan("tcp") })
 
 // dialedByNet is undernet.Dialed.

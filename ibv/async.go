@@ -1,6 +1,7 @@
 package ibv
 
-// AsyncEventType is enum ibv_event_type, of which the others concern nobody here.
+// AsyncEventType is enum ibv_event_type. Event types without a constant here have no user in this
+// module.
 type AsyncEventType uint32
 
 const (
@@ -25,13 +26,13 @@ func (t AsyncEventType) String() string { return name(t, asyncNames, "async even
 // AsyncEvent is something that happened to a device or to an object of it.
 type AsyncEvent struct {
 	Type AsyncEventType
-	CQ   *CQ // of CQ events; like QP, nil if it was closed meanwhile
-	QP   *QP // of QP events
+	CQ   *CQ // for CQ events, and QP likewise; nil if the object was closed meanwhile
+	QP   *QP // for QP events
 }
 
-// AsyncChannel delivers a device's asynchronous events. There is one stream of them
-// per [Context], and each event goes to one reader only: two channels of a context
-// share its events, as does the whole process for a context of [ID.Context].
+// AsyncChannel delivers a device's asynchronous events. There is one stream of them per [Context], and
+// each event goes to one reader only. So two channels of a context share its events, and for a context
+// of [ID.Context] the whole process does.
 type AsyncChannel struct {
 	Context *Context
 	poller  *poller

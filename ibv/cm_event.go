@@ -11,9 +11,9 @@ import (
 type EventChannel struct {
 	h      cObject
 	poller *poller
-	// taking is held while an event is taken. The library may then be using the queue
-	// pair of the event's id, or querying the kernel about the id, by a number that the
-	// kernel gives to the next id that is made as soon as this one has gone.
+	// taking is held while an event is taken. The library may then be using the queue pair of the
+	// event's id, or querying the kernel about the id by its number, which the kernel gives to the next
+	// new id as soon as this one is closed.
 	taking sync.Mutex
 }
 
@@ -135,7 +135,7 @@ type Event struct {
 	Param  ConnParam // ConnectRequest, Established, Rejected: the peer's
 }
 
-// Errno is the status as an error, nil if it is none.
+// Errno returns the status as an error, or nil if it is 0 or positive.
 func (e Event) Errno() error {
 	if e.Status < 0 {
 		return syscall.Errno(-e.Status)
@@ -143,7 +143,7 @@ func (e Event) Errno() error {
 	return nil
 }
 
-// Err is the event as an error, with its status in words. It wraps Errno.
+// Err returns the event as an error, with its status in words. It wraps Errno.
 func (e Event) Err() error {
 	switch {
 	case e.Status < 0:
@@ -154,8 +154,8 @@ func (e Event) Err() error {
 	return fmt.Errorf("%v, status %d", e.Type, e.Status)
 }
 
-// rejectReasons are those of the CM protocol (IBTA specification volume 1, 12.6.7.2;
-// enum ib_cm_rej_reason of Linux).
+// rejectReasons are the reasons of the CM protocol (IBTA specification volume 1, 12.6.7.2; enum
+// ib_cm_rej_reason of Linux).
 var rejectReasons = map[uint32]string{
 	1: "no queue pair", 2: "no end-to-end context", 3: "no resources", 4: "timeout", 5: "unsupported request",
 	6: "invalid communication ID", 7: "invalid communication instance", 8: "nobody listens (invalid service ID)",
@@ -169,7 +169,7 @@ var rejectReasons = map[uint32]string{
 	33: "invalid alternate flow label", 35: "vendor option not supported",
 }
 
-// cmEvent is an event as the shim hands it over: tokens instead of ids.
+// cmEvent is an event as the shim returns it, with tokens in place of ids.
 type cmEvent struct {
 	id, listener uint64
 	child        cObject

@@ -9,8 +9,8 @@ import (
 
 // ID is a connection manager id: a listener, or one end of a connection.
 type ID struct {
-	Owner any // the caller's; a connect request's id inherits the listener's
-	QP    *QP // of UseQP
+	Owner any // for the caller; the id of a connect request inherits the listener's
+	QP    *QP // set by UseQP
 
 	h       cObject
 	channel *EventChannel
@@ -22,8 +22,8 @@ func (ch *EventChannel) NewID() (*ID, error) {
 	id := &ID{channel: ch}
 	id.token = objects.add(id)
 	var errno int
-	// rdma_get_cm_event follows a null pointer if the kernel's number of another id has
-	// become that of this one, which has no device yet.
+	// rdma_get_cm_event follows a null pointer if the kernel gives the number of a closed id, whose
+	// event is being taken, to this new id, which has no device yet.
 	ch.taking.Lock()
 	id.h, errno = sysCMCreateID(ch.h, id.token)
 	ch.taking.Unlock()
@@ -73,9 +73,9 @@ func (id *ID) Listen(backlog int) error {
 	return verbError("rdma_listen", id.LocalAddr().String(), sysCMListen(id.h, backlog))
 }
 
-// UseQP makes a queue pair in state RESET the id's, after AddrResolved or ConnectRequest, and
-// brings it to INIT: receives may be posted. The connection manager brings it up. It must be of
-// [ID.Context], whoever made it.
+// UseQP gives the id a queue pair in state RESET, after AddrResolved or ConnectRequest, and brings it
+// to INIT: then receives may be posted. The connection manager does the later transitions. The queue
+// pair must be of [ID.Context]; the library need not have made it.
 func (id *ID) UseQP(q *QP) error {
 	if errno := sysCMUseQP(id.h, q.h); errno != 0 {
 		return verbError("ibv_modify_qp", q.PD.Context.Name, errno)
@@ -84,8 +84,8 @@ func (id *ID) UseQP(q *QP) error {
 	return nil
 }
 
-// forgetQP keeps the library away from the id's queue pair, which is about to
-// be destroyed: taking an event may mean to change its state.
+// forgetQP keeps the library from the id's queue pair, which is about to be destroyed: taking an event
+// may change the queue pair's state.
 func (id *ID) forgetQP() {
 	id.channel.taking.Lock()
 	defer id.channel.taking.Unlock()
@@ -101,10 +101,10 @@ type ConnParam struct {
 	// filled up with zeros.
 	PrivateData        []byte
 	ResponderResources uint8  // RDMA reads that this side serves at a time
-	InitiatorDepth     uint8  // that it issues at a time
+	InitiatorDepth     uint8  // RDMA reads that this side issues at a time
 	RetryCount         uint8  // 0 … 7, Connect only; 7 is for ever on rxe
 	RNRRetryCount      uint8  // 0 … 7: what the *peer's* queue pair will use
-	QPNum              uint32 // without a queue pair of ID.UseQP only
+	QPNum              uint32 // only without ID.UseQP
 }
 
 // Connect requests the connection, and ends in Established, Rejected,
@@ -117,8 +117,8 @@ func (id *ID) Connect(p ConnParam) error {
 	return verbError("rdma_connect", id.RemoteAddr().String(), sysCMConnect(id.h, p))
 }
 
-// Accept accepts a ConnectRequest, and ends in Established. Post receives before.
-// The depths have to fit the request's.
+// Accept accepts a ConnectRequest, and ends in Established. Post receives before. The depths must not
+// exceed the request's.
 func (id *ID) Accept(p ConnParam) error {
 	if err := checkPrivate("rdma_accept", p.PrivateData); err != nil {
 		return err
@@ -134,8 +134,8 @@ func (id *ID) Reject(private []byte) error {
 	return verbError("rdma_reject", id.RemoteAddr().String(), sysCMReject(id.h, private))
 }
 
-// checkPrivate rejects a length that C would truncate to eight bits. The kernel checks
-// the transport's limit.
+// checkPrivate rejects a length that C would truncate to eight bits. The kernel checks the transport's
+// limit.
 func checkPrivate(verb string, data []byte) error {
 	if len(data) > 255 {
 		return verbError(verb, fmt.Sprintf("with %d bytes of private data", len(data)), int(syscall.EINVAL))
@@ -143,14 +143,14 @@ func checkPrivate(verb string, data []byte) error {
 	return nil
 }
 
-// Disconnect brings the queue pair into the error state, which flushes it, and
-// notifies the peer. The side that gets Disconnected has to call it as well.
+// Disconnect brings the queue pair into the error state, which flushes it, and notifies the peer. The
+// side that gets Disconnected must call it as well.
 func (id *ID) Disconnect() error {
 	return verbError("rdma_disconnect", id.RemoteAddr().String(), sysCMDisconnect(id.h))
 }
 
-// Notify gives the connection manager an EventCommEst, which stands for a confirmation
-// of the dialer's that was lost or is late: Established follows.
+// Notify passes an EventCommEst to the connection manager. It takes the place of a confirmation by the
+// dialer that was lost or is late: Established follows.
 func (id *ID) Notify() error {
 	return verbError("rdma_notify", id.RemoteAddr().String(), sysCMNotify(id.h))
 }
@@ -173,14 +173,14 @@ func (id *ID) SetAckTimeout(exponent uint8) error {
 	return verbError("rdma_set_option", "ACK_TIMEOUT", sysCMSetOption(id.h, optionAckTimeout, []byte{exponent}))
 }
 
-// Context is the device that the id is bound to, nil before that (and for a
-// wildcard listener). All ids of a device share one Context.
+// Context returns the device that the id is bound to, or nil before that (and for a wildcard listener).
+// All ids of a device share one Context.
 func (id *ID) Context() *Context { return cmContext(id.info().context) }
 
-// LocalAddr is the address that the id is bound to.
+// LocalAddr returns the address that the id is bound to.
 func (id *ID) LocalAddr() netip.AddrPort { return id.info().local }
 
-// RemoteAddr is the peer's address.
+// RemoteAddr returns the peer's address.
 func (id *ID) RemoteAddr() netip.AddrPort { return id.info().remote }
 
 func (id *ID) info() cmInfo {
@@ -190,7 +190,7 @@ func (id *ID) info() cmInfo {
 	return sysCMInfo(id.h)
 }
 
-// cmInfo is where an id is bound and connected.
+// cmInfo is what an id is bound and connected to.
 type cmInfo struct {
 	context       cObject
 	local, remote netip.AddrPort

@@ -7,7 +7,7 @@ type CompChannel struct {
 	h       cObject
 	poller  *poller
 
-	// Of Events, between it and take, which is bound once: Events does not allocate.
+	// Used between Events and take. take is bound once, so that Events does not allocate.
 	tokens     [eventBatch]uint64
 	want, got  int
 	errno      int
@@ -38,12 +38,12 @@ func (ch *CompChannel) take(uintptr) bool {
 	return ch.errno != errnoAgain
 }
 
-// Events sleeps in the runtime's poller until there are events, takes as many as
-// fit, and fills cqs with the completion queues that they came from. A queue may
-// appear though it is empty, and may appear twice. The events are already
-// acknowledged; for the next one, arm the queue with [CQ.Notify] and then poll it once
-// more.
+// Events sleeps in the runtime's poller until there are events, takes as many as fit, and fills cqs
+// with the completion queues that they came from. A queue may be empty, and may appear twice. The
+// events are acknowledged already; for the next one, arm the queue with [CQ.Notify] and then poll it
+// once more.
 //
+// The error wraps os.ErrClosed after Close. One goroutine at a time may call Events.
 // The error wraps os.ErrClosed after Close. One goroutine at a time.
 func (ch *CompChannel) Events(cqs []*CQ) (int, error) {
 	if len(cqs) == 0 {
@@ -59,7 +59,7 @@ func (ch *CompChannel) Events(cqs []*CQ) (int, error) {
 		}
 		n := 0
 		for _, token := range ch.tokens[:ch.got] {
-			// A queue that was closed meanwhile is not there any more.
+			// A queue that was closed meanwhile is not found any more.
 			if cq, ok := objects.get(token).(*CQ); ok {
 				cqs[n] = cq
 				n++
@@ -71,8 +71,8 @@ func (ch *CompChannel) Events(cqs []*CQ) (int, error) {
 	}
 }
 
-// Close wakes Events and frees the channel. Its completion queues must be closed
-// before: otherwise it fails with EBUSY, and only ends the waiting.
+// Close wakes Events and frees the channel. Its completion queues must be closed before: otherwise it
+// fails with EBUSY, and only ends the waiting.
 func (ch *CompChannel) Close() error {
 	ch.poller.close()
 	return ch.h.close("ibv_destroy_comp_channel", ch.Context.Name, sysDestroyChannel)

@@ -9,7 +9,7 @@ type Context struct {
 
 	h       cObject
 	asyncFD int
-	ofCM    bool // librdmacm's, not ours to close
+	ofCM    bool // it belongs to librdmacm, and is not closed here
 }
 
 // Open opens the named device. ENODEV: there is none of that name.
@@ -30,9 +30,9 @@ func newContext(h cObject) *Context {
 	return c
 }
 
-// cmContexts are the contexts that librdmacm opened, one per device. It keeps them
-// open; but when it has found that a device was replaced, it closes the old one's with
-// the last [ID] on it.
+// cmContexts are the contexts that librdmacm has opened, one per device. librdmacm keeps them open; but
+// once it has found that a device was replaced, it closes the old device's context with the last [ID]
+// on it.
 var cmContexts = struct {
 	mu sync.Mutex
 	m  map[cObject]*Context // guarded by mu
@@ -46,7 +46,7 @@ func cmContext(h cObject) *Context {
 	fresh.ofCM = true
 	cmContexts.mu.Lock()
 	defer cmContexts.mu.Unlock()
-	// A device that went and came back may have the address of the old one.
+	// A device that has come back may have the address of the old one.
 	if c := cmContexts.m[h]; c != nil && c.Device == fresh.Device && c.asyncFD == fresh.asyncFD {
 		return c
 	}
@@ -77,7 +77,7 @@ type Caps struct {
 	MaxCQE             int
 	MaxMR              int
 	MaxQPReadAtomic    int // RDMA reads and atomics that a QP serves at a time
-	MaxQPInitiatorRead int // those that it issues at a time
+	MaxQPInitiatorRead int // RDMA reads and atomics that a QP issues at a time
 	MaxMW              int // 0: no memory windows
 	Ports              int
 }

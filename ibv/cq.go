@@ -4,8 +4,8 @@ package ibv
 // that use it together, or it overruns, and all of them fail.
 type CQ struct {
 	Context *Context
-	// Owner is the caller's, to find its way back from [CompChannel.Events] and
-	// [AsyncChannel.Event]. Set it before the queue is used.
+	// Owner is for the caller, which gets it back from [CompChannel.Events] and [AsyncChannel.Event].
+	// Set it before the queue is used.
 	Owner any
 
 	h     cObject
@@ -30,9 +30,8 @@ func (c *Context) CreateCQ(size int, ch *CompChannel, vector int) (*CQ, error) {
 	return cq, nil
 }
 
-// Poll takes completions from the queue, up to the length of wcs, without
-// blocking: 0 means that there are none. It does not allocate itself, but wcs escapes
-// to the heap: best reuse it.
+// Poll takes completions from the queue, up to the length of wcs, without blocking. It returns 0 if
+// there are none. It does not allocate, but wcs escapes to the heap: reuse it.
 func (cq *CQ) Poll(wcs []WC) (int, error) { return cq.Spin(wcs, 1) }
 
 // Spin is Poll, tried up to times times in one call into C until there are completions.
@@ -44,9 +43,8 @@ func (cq *CQ) Spin(wcs []WC, times int) (int, error) {
 	return n, nil
 }
 
-// Notify requests one event on the queue's channel at the next completion. A
-// completion that came between the last Poll and Notify makes no event: poll
-// once more after it.
+// Notify requests one event on the queue's channel at the next completion. A completion between the
+// last Poll and Notify makes no event: poll once more afterwards.
 func (cq *CQ) Notify() error {
 	return verbError("ibv_req_notify_cq", cq.Context.Name, sysReqNotify(cq.h))
 }

@@ -6,10 +6,9 @@ import (
 	"sync"
 )
 
-// Available returns nil if the libraries are loaded and can be used, and
-// otherwise an error that wraps [ErrNotAvailable] and gives the reason. Whether there
-// are devices is another matter: see [Devices]. The result does not change, unless
-// there was no descriptor to look for them with: then it is an [Error].
+// Available returns nil if the libraries are loaded and can be used, and otherwise an error that wraps
+// [ErrNotAvailable] and gives the reason. It does not tell whether there are devices: see [Devices].
+// The result does not change, except that an [Error] for lack of a descriptor is not kept.
 func Available() error {
 	l := &libraries
 	l.mu.Lock()
@@ -27,21 +26,21 @@ func Available() error {
 }
 
 var libraries struct {
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	looked bool
-	err    error // why they cannot be used
+	err    error // why the libraries cannot be used
 }
 
-// ForkSafe reports whether registered memory stays with this process, as the device has it,
-// when the process forks: the kernel copies its pages for the child at once (Linux 5.12).
-// Otherwise this process has a new page after its next write to it, and the device the old
-// one, unless the child gets no such pages (MADV_DONTFORK). It is false if that is not known:
-// the libraries are older (rdma-core 35), or cannot be used. The result does not change.
+// ForkSafe reports whether the device and this process keep sharing the pages of registered memory when
+// the process forks, because the kernel copies them for the child at once (Linux 5.12). Otherwise,
+// after a fork, this process's next write to a page gives it a new page, and the device keeps the old
+// one, unless the child does not get the pages (MADV_DONTFORK). It returns false if that is not known:
+// if the libraries are older than rdma-core 35, or cannot be used. The result does not change.
 func ForkSafe() bool { return Available() == nil && forkSafe() }
 
 var forkSafe = sync.OnceValue(sysForkSafe)
 
-// Transport is what a device speaks. The values are those of enum ibv_transport_type.
+// Transport is the protocol of a device. The values are those of enum ibv_transport_type.
 type Transport int32
 
 const (
@@ -65,15 +64,14 @@ type Device struct {
 	Sysfs     string // its folder in sysfs: /sys/class/infiniband/NAME
 	GUID      uint64
 	Transport Transport
-	Index     int // the kernel's index of it, -1 if this rdma-core does not have it
+	Index     int // the kernel's index of the device; -1 if this rdma-core does not report it
 }
 
-// deviceListMax bounds the list that Devices takes; a host with all its virtual
-// functions stays well below.
+// deviceListMax bounds the list of Devices; a host with all its virtual functions stays well below.
 const deviceListMax = 1024
 
-// Devices lists the devices. That a device is listed does not mean that it can
-// be opened: in containers sysfs shows more than is there.
+// Devices lists the devices. A device in the list need not open: in containers sysfs shows devices that
+// are not there.
 func Devices() ([]Device, error) {
 	if err := Available(); err != nil {
 		return nil, err
@@ -82,7 +80,7 @@ func Devices() ([]Device, error) {
 	return list, verbError("ibv_get_device_list", "", errno)
 }
 
-// name is the name of a value, or a kind and the number.
+// name returns the name of a value, or its kind and number.
 func name[T ~int32 | ~uint32 | ~uint8](v T, names map[T]string, kind string) string {
 	if s, ok := names[v]; ok {
 		return s

@@ -2,12 +2,11 @@
 // libraries of RDMA: devices, protection domains, memory regions and windows,
 // completion queues, reliable-connected queue pairs, and rdma_cm.
 //
-// It has only the verbs, not what they are used for: no protocol, no policy, no
-// buffers of its own. provider/verbs and "sanperf devices" use it. [Available] comes
-// first, then [Open] of one of [Devices], or an [ID] of rdma_cm, which finds its
-// device by an address.
+// It has only the verbs: no protocol, no policy, no buffers of its own. provider/verbs and "sanperf
+// devices" use it. Call [Available] first, then [Open] for one of [Devices], or use an [ID] of rdma_cm,
+// which finds its device by an address.
 //
-// It is exported to the library's other parts: versions keep nothing of it for programs
+// It is exported for the library's other parts. Its API may change in any version
 // (docs/COMPATIBILITY.md).
 //
 // The libraries are opened at run time, on first use; no header of rdma-core is

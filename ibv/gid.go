@@ -22,11 +22,11 @@ func (t GIDType) String() string {
 	return name(t, map[GIDType]string{GIDTypeIB: "IB", GIDTypeRoCEv1: "RoCE v1", GIDTypeRoCEv2: "RoCE v2", GIDTypeUnknown: "unknown"}, "GID type")
 }
 
-// GID is a port's 128-bit address. On RoCE it is an IPv6 address, that of an
-// IPv4 address in its mapped form.
+// GID is a port's 128-bit address. On RoCE it is an IPv6 address, or an IPv4 address in its IPv6-mapped
+// form.
 type GID [16]byte
 
-// Addr is the GID as an IP address, IPv4 where it is mapped.
+// Addr returns the GID as an IP address, as IPv4 if it is mapped.
 func (g GID) Addr() netip.Addr { return netip.AddrFrom16(g).Unmap() }
 
 func (g GID) String() string { return netip.AddrFrom16(g).String() }
@@ -36,7 +36,7 @@ type GIDEntry struct {
 	GID    GID
 	Index  int
 	Type   GIDType
-	Netdev int // index of the network interface that it belongs to, 0 if there is none
+	Netdev int // index of its network interface, or 0
 }
 
 // GIDs lists the valid entries of a port's GID table in order of their index.
@@ -49,7 +49,7 @@ func (c *Context) GIDs(port int) ([]GIDEntry, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The library counts the entries of all ports.
+	// The library counts the entries of all ports together.
 	entries, errno := sysQueryGIDs(c.h, port, p.GIDs*max(caps.Ports, 1))
 	for i := range entries {
 		if entries[i].Type == GIDTypeUnknown {
@@ -59,8 +59,8 @@ func (c *Context) GIDs(port int) ([]GIDEntry, error) {
 	return entries, verbError("ibv_query_gid_table", c.Name+"/"+strconv.Itoa(port), errno)
 }
 
-// sysfsGIDType is for libraries that are too old to report the type. The kernel's file is
-// Documentation/ABI/stable/sysfs-class-infiniband, gid_attrs/types.
+// sysfsGIDType reads the type of a GID for libraries that are too old to report it. The kernel's file
+// is described in Documentation/ABI/stable/sysfs-class-infiniband, gid_attrs/types.
 func (c *Context) sysfsGIDType(port, index int) GIDType {
 	b, err := os.ReadFile(filepath.Join(c.Sysfs, "ports", strconv.Itoa(port), "gid_attrs", "types", strconv.Itoa(index)))
 	switch text := strings.TrimSpace(string(b)); {

@@ -15,9 +15,9 @@ const (
 	RemoteRead  Access = 1 << 2
 	MWBind      Access = 1 << 4 // memory windows may be bound to it; needs writable pages
 
-	// RelaxedOrdering lets what arrives reach memory in any order (PCIe's relaxed ordering).
-	// A completion still covers all that came before it (ibv_reg_mr(3)). It is a hint: where
-	// the device, the kernel or the library has no support for it, it has no effect.
+	// RelaxedOrdering lets data reach memory in any order (PCIe's relaxed ordering). A completion still
+	// covers all that came before it (ibv_reg_mr(3)). It is a hint: without support by device, kernel
+	// and library it has no effect.
 	RelaxedOrdering Access = 1 << 20
 )
 
@@ -30,8 +30,8 @@ type MR struct {
 	h    cObject
 }
 
-// RegMR pins and registers length bytes at addr. It keeps no reference: the caller
-// has to keep memory of the Go heap alive, and its pages in place.
+// RegMR pins and registers length bytes at addr. It keeps no reference: the caller must keep memory of
+// the Go heap alive, and its pages in place.
 //
 // ENOMEM: RLIMIT_MEMLOCK is used up; every registration counts against it, even a
 // second one of the same pages. EFAULT: the memory is not mapped, or not writable
@@ -48,7 +48,6 @@ func (pd *PD) RegMR(addr uintptr, length int, access Access) (*MR, error) {
 	return mr, nil
 }
 
-// Close deregisters the memory: after that the device no longer touches it. In the
-// middle of a transfer this makes the transfer's queue pair fail. EBUSY or EINVAL: a
-// window is bound to the region.
+// Close deregisters the memory. Afterwards the device does not access it any more. A Close during a
+// transfer makes the transfer's queue pair fail. EBUSY or EINVAL: a window is bound to the region.
 func (mr *MR) Close() error { return mr.h.close("ibv_dereg_mr", mr.PD.Context.Name, sysDeregMR) }

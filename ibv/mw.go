@@ -23,10 +23,10 @@ func (pd *PD) AllocMW() (*MW, error) {
 // Close frees the window, and ends the access of one that is bound.
 func (mw *MW) Close() error { return mw.h.close("ibv_dealloc_mw", mw.PD.Context.Name, sysDeallocMW) }
 
-// Bind makes wr the work request that binds the window to length bytes at addr
-// of mr, which was registered with MWBind, and returns the key under which peers
-// will have access when it has completed. The window must be unbound; until wr
-// is posted it must not be bound again. ID and flags of wr stay the caller's.
+// Bind makes wr the work request that binds the window to length bytes at addr of mr, which must be
+// registered with MWBind. It returns the key by which peers have access once the request has completed.
+// The window must be unbound; until wr is posted it must not be bound again. Bind leaves ID and Flags
+// of wr to the caller.
 func (mw *MW) Bind(wr *SendWR, mr *MR, addr uintptr, length int, access Access) (rkey uint32) {
 	key := sysMWKey(mw.h)
 	rkey = key&^0xff | (key+1)&0xff // the consumer owns the low byte (ibv_inc_rkey)
@@ -37,9 +37,9 @@ func (mw *MW) Bind(wr *SendWR, mr *MR, addr uintptr, length int, access Access) 
 	return rkey
 }
 
-// Invalidate makes wr the work request that takes away the access under rkey.
-// Posting it fails with EINVAL when the window is not bound under that key:
-// some kernels do not survive an invalidation of an unbound window.
+// Invalidate makes wr the work request that ends the access by rkey. Posting it fails with EINVAL if
+// the window is not bound with that key: some kernels do not survive an invalidation of an unbound
+// window.
 func (mw *MW) Invalidate(wr *SendWR, rkey uint32) {
 	wr.Opcode, wr.SGE = OpLocalInv, SGE{}
 	wr.InvKey = rkey

@@ -5,7 +5,8 @@ import "sync"
 // cObject is an object of the libraries. Zero: none, or closed.
 type cObject uintptr
 
-// close has destroy end the object, unless that was done. After an error it is still there.
+// close calls destroy for the object, unless it is closed already. After an error the object still
+// exists.
 func (h *cObject) close(verb, on string, destroy func(cObject) int) error {
 	if *h == 0 {
 		return nil
@@ -26,9 +27,8 @@ func (h *cObject) closeObject(verb, on string, destroy func(cObject) int, token 
 	return err
 }
 
-// objects finds the Go object of an event. C keeps a token instead of a pointer:
-// tokens are never used twice, so an event of an object that is gone finds
-// nothing.
+// objects finds the Go object of an event. C keeps a token in place of a pointer. No token is used
+// twice, so an event about an object that was closed finds nothing.
 var objects = registry{m: make(map[uint64]any)}
 
 type registry struct {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// poller waits for a descriptor of the libraries in the runtime's poller. It uses a
-// duplicate, as the libraries close theirs themselves.
+// poller waits for a descriptor of the libraries in the runtime's poller. It uses a duplicate, because
+// the libraries close theirs themselves.
 type poller struct {
 	file   *os.File
 	raw    syscall.RawConn
@@ -23,8 +23,8 @@ func newPoller(fd int, name string) (*poller, error) {
 		return nil, verbError("fcntl", name, errno)
 	}
 	file := os.NewFile(uintptr(dup), name)
-	// NewFile does not report that epoll has refused the descriptor: for want of memory,
-	// or beyond fs.epoll.max_user_watches.
+	// NewFile does not report that epoll has refused the descriptor, for lack of memory or because of
+	// fs.epoll.max_user_watches.
 	if err := file.SetReadDeadline(time.Time{}); err != nil {
 		file.Close()
 		return nil, fmt.Errorf("ibv: %s: not to be waited for by epoll (memory, or sysctl fs.epoll.max_user_watches): %w: %w", name, err, syscall.ENOMEM)
@@ -37,9 +37,9 @@ func newPoller(fd int, name string) (*poller, error) {
 	return &poller{file: file, raw: raw}, nil
 }
 
-// wait calls try, and again each time that the descriptor becomes readable,
-// until it returns true. Trying first is what makes the edge-triggered poller
-// safe. The argument of try is the descriptor, which is of no use to it.
+// wait calls try, and again each time the descriptor becomes readable, until try returns true. The
+// first call makes the edge-triggered poller safe. The argument of try is the duplicate, which try does
+// not use.
 func (p *poller) wait(try func(uintptr) bool) error {
 	err := p.raw.Read(try)
 	if err == nil {
@@ -53,7 +53,7 @@ func (p *poller) wait(try func(uintptr) bool) error {
 
 func (p *poller) setDeadline(t time.Time) error { return p.file.SetReadDeadline(t) }
 
-// close wakes wait, and returns when no try is running any more.
+// close wakes wait, and returns when no try is running.
 func (p *poller) close() {
 	p.closed.Store(true)
 	p.file.Close()

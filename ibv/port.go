@@ -16,7 +16,7 @@ func (s PortState) String() string {
 	return name(s, map[PortState]string{PortDown: "down", PortInit: "init", PortArmed: "armed", PortActive: "active"}, "port state")
 }
 
-// LinkLayer is what a port is plugged into.
+// LinkLayer is the kind of network that a port is connected to.
 type LinkLayer uint8
 
 const (
@@ -32,7 +32,7 @@ func (l LinkLayer) String() string {
 // MTU is enum ibv_mtu: 1 is 256 bytes, 5 is 4096.
 type MTU uint32
 
-// Bytes is the MTU in bytes.
+// Bytes returns the MTU in bytes.
 func (m MTU) Bytes() int { return 128 << m }
 
 // Port describes a port of a device (struct ibv_port_attr).
@@ -44,14 +44,14 @@ type Port struct {
 	MaxMessage uint32 // of a message or an RDMA operation, in bytes
 	LID        uint16 // InfiniBand only
 	LinkLayer  LinkLayer
-	Flags      PortFlags // of older libraries 0
+	Flags      PortFlags // 0 from older libraries
 }
 
 // PortFlags is the set of IBV_QPF_*.
 type PortFlags uint8
 
-// PortGRHRequired: packets need a global route header even within the subnet, as from
-// virtual functions that share a LID.
+// PortGRHRequired: packets need a global route header even within the subnet, as on virtual functions
+// that share a LID.
 const PortGRHRequired PortFlags = 1 << 0
 
 // Port queries the device (ibv_query_port). Ports count from 1.

@@ -4,7 +4,7 @@ import "syscall"
 
 // QPCap is the size of a queue pair (struct ibv_qp_cap).
 type QPCap struct {
-	SendWR     uint32 // work requests in the send queue, binds and invalidations too
+	SendWR     uint32 // work requests in the send queue, including binds and invalidations
 	RecvWR     uint32
 	InlineData uint32 // bytes
 }
@@ -21,16 +21,16 @@ type QPConfig struct {
 type QP struct {
 	PD    *PD
 	Num   uint32
-	Cap   QPCap // as granted; InlineData is the limit, on some devices less than requested
-	Owner any   // the caller's, see CQ.Owner
+	Cap   QPCap // as granted; on some devices InlineData is less than requested
+	Owner any   // for the caller, see CQ.Owner
 
 	h     cObject
-	cm    *ID // that it belongs to, or nil
+	cm    *ID // the id that has the queue pair, or nil
 	token uint64
 }
 
-// CreateQP makes a queue pair in state RESET, to be connected by the connection manager, see
-// [ID.UseQP], or without it, see [QP.Init].
+// CreateQP makes a queue pair in state RESET. The connection manager can connect it, see [ID.UseQP], or
+// the caller, see [QP.Init].
 func CreateQP(cfg QPConfig) (*QP, error) {
 	const verb = "ibv_create_qp"
 	if cfg.PD == nil || cfg.SendCQ == nil || cfg.RecvCQ == nil {
@@ -47,27 +47,26 @@ func CreateQP(cfg QPConfig) (*QP, error) {
 	return q, nil
 }
 
-// PostSend posts work requests in order, as one list for up to 32 of them, and
-// returns how many were posted. On an error the rest were not, and with EIO perhaps
-// none will be carried out. ENOMEM: the send queue is full. EINVAL: the request is
-// wrong (see for example [MW.Invalidate]). Requests with one window must not be posted
-// concurrently. It does not allocate itself, but wrs escapes to the heap: best reuse it.
+// PostSend posts work requests in order, as one list for up to 32 of them, and returns how many were
+// posted. After an error the rest were not posted; after EIO perhaps none of them will be carried out.
+// ENOMEM: the send queue is full. EINVAL: the request is wrong (see for example [MW.Invalidate]).
+// Requests for one window must not be posted concurrently. It does not allocate, but wrs escapes to the
+// heap: reuse it.
 func (q *QP) PostSend(wrs []SendWR) (int, error) {
 	n, errno := sysPostSend(q.h, wrs)
 	return n, verbError("ibv_post_send", q.PD.Context.Name, errno)
 }
 
-// PostRecv posts receives in order and returns how many were posted; on an error
-// the rest was not. As with PostSend.
+// PostRecv posts receives in order and returns how many were posted; after an error the rest were not.
+// Errors and memory are as for PostSend.
 func (q *QP) PostRecv(wrs []RecvWR) (int, error) {
 	n, errno := sysPostRecv(q.h, wrs)
 	return n, verbError("ibv_post_recv", q.PD.Context.Name, errno)
 }
 
-// Close destroys the queue pair. Completions that were not polled are lost; what
-// it was doing to memory has ended when Close returns. Windows bound on it must
-// be closed before. An id's queue pair must not be closed while a method of the id
-// runs, but events may be taken meanwhile.
+// Close destroys the queue pair. Completions that were not polled are lost. When Close returns, the
+// queue pair does not access memory any more. Windows that were bound on it must be closed before. An
+// id's queue pair must not be closed while a method of the id runs, but events may be taken meanwhile.
 func (q *QP) Close() error {
 	if q.h != 0 && q.cm != nil {
 		q.cm.forgetQP()

@@ -42,8 +42,8 @@ const (
 type QPAttr struct {
 	State             QPState
 	PathMTU           MTU
-	RQPSN             uint32 // packet sequence number that the peer starts at
-	SQPSN             uint32 // that we start at
+	RQPSN             uint32 // packet sequence number of the peer's first packet
+	SQPSN             uint32 // packet sequence number of this end's first packet
 	DestQPN           uint32
 	Access            Access // what peers may do: RemoteRead, RemoteWrite
 	DGID              GID
@@ -52,10 +52,10 @@ type QPAttr struct {
 	SGIDIndex         uint8
 	HopLimit          uint8
 	Port              uint8
-	MaxReadAtomic     uint8  // RDMA reads that we issue at a time
-	MaxDestReadAtomic uint8  // that we serve at a time
-	MinRNRTimer       uint8  // code of how long peers wait for a receive here: 0 is 655 ms, 1 is 10 µs
-	Timeout           uint8  // exponent: 4.096 µs × 2^Timeout to an acknowledgement
+	MaxReadAtomic     uint8  // RDMA reads that this end issues at a time
+	MaxDestReadAtomic uint8  // RDMA reads that this end serves at a time
+	MinRNRTimer       uint8  // code for how long peers wait for a receive here: 0 is 655 ms, 1 is 10 µs
+	Timeout           uint8  // exponent: 4.096 µs × 2^Timeout until an acknowledgement
 	RetryCount        uint8  // 0 … 7; 7 is for ever on rxe
 	RNRRetry          uint8  // 0 … 7; 7 is for ever
 	TrafficClass      uint8  // of the GRH; on RoCE v2 the IP header's TOS or traffic class
@@ -63,8 +63,8 @@ type QPAttr struct {
 	PKeyIndex         uint16 // of the port's table of partition keys
 }
 
-// Modify changes the attributes in mask (ibv_modify_qp). To [QPError]: what was
-// posted is flushed, and completes with [WRFlushErr].
+// Modify changes the attributes in mask (ibv_modify_qp). A change to [QPError] flushes what was posted,
+// which completes with [WRFlushErr].
 func (q *QP) Modify(attr QPAttr, mask QPMask) error {
 	return verbError("ibv_modify_qp", q.PD.Context.Name, sysModifyQP(q.h, &attr, mask))
 }

@@ -2,9 +2,9 @@ package ibv
 
 import "cmp"
 
-// The way to a connection without rdma_cm, on InfiniBand and RoCE: the two
-// sides exchange their QPPeer by other means, then each calls Init, posts
-// its first receives, and calls ReadyToReceive and ReadyToSend. iWARP cannot.
+// How to connect without rdma_cm, on InfiniBand and RoCE: the two sides exchange their QPPeer by other
+// means. Then each calls Init, posts its first receives, and calls ReadyToReceive and ReadyToSend. On
+// iWARP that is not possible.
 
 const (
 	hopLimit           = 64 // IP's default time to live (ip(7))
@@ -12,20 +12,20 @@ const (
 	defaultTimeout     = 14 // 67 ms; with 0, no timeout, a lost packet hangs the connection
 )
 
-// QPPeer is what a side needs of the other.
+// QPPeer is what one side must know about the other.
 type QPPeer struct {
 	QPNum uint32
-	PSN   uint32 // that its first packet will have, 24 bits, best random
+	PSN   uint32 // of its first packet; 24 bits, preferably random
 	GID   GID
 	LID   uint16 // InfiniBand only
 }
 
-// QPPath is the rest: our own end and how the connection shall behave.
+// QPPath is the rest: this side's addresses, and the properties of the connection.
 type QPPath struct {
 	Port           uint8  // local, from 1
-	GIDIndex       uint8  // local: of the entry with our address, RoCE v2
-	PSN            uint32 // that our first packet has
-	MTU            MTU    // both sides the same: the smaller of the two active ones
+	GIDIndex       uint8  // local: of this side's RoCE v2 address
+	PSN            uint32 // of this side's first packet
+	MTU            MTU    // the same on both sides: the smaller of the two active MTUs
 	ReadsIssued    uint8  // at most what the peer serves
 	ReadsServed    uint8
 	MinRNRTimer    uint8 // see QPAttr; 0 means 1 (10 µs)
@@ -35,7 +35,7 @@ type QPPath struct {
 	TrafficClass   uint8 // see QPAttr
 	SL             uint8
 	PKeyIndex      uint16 // InfiniBand: of the partition
-	PeerIsOnSubnet bool   // InfiniBand: address by LID alone
+	PeerIsOnSubnet bool   // InfiniBand: the peer is addressed by its LID alone
 }
 
 // Init brings a queue pair from RESET to INIT: receives may be posted.

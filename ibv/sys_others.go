@@ -4,8 +4,8 @@ package ibv
 
 import "net/netip"
 
-// Where there is no cgo or no Linux, nothing can be made, so nothing but sysLoad
-// is ever reached: every object starts at a constructor that calls Available.
+// Without cgo or Linux nothing can be made, so only sysLoad is ever called: every object begins at a
+// constructor that calls Available.
 
 const errnoAgain = -1
 

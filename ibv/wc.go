@@ -17,8 +17,8 @@ type WC struct {
 	_         [2]uint32
 }
 
-// Err is the completion as an error, which wraps its Status; nil after Success. VendorErr is
-// the device's own code, for its maker.
+// Err returns the completion as an error, which wraps its Status, or nil after Success. VendorErr is a
+// code of the device's maker.
 func (wc *WC) Err() error {
 	switch {
 	case wc.Status == Success:

@@ -1,6 +1,6 @@
 package ibv
 
-// SGE is a piece of registered local memory; of no bytes, there is none.
+// SGE is a piece of registered local memory. With Length 0 it is not used.
 type SGE struct {
 	Addr   uint64
 	Length uint32 // bytes

@@ -10,18 +10,18 @@ import (
 )
 
 const (
-	// How much an arena maps at a time, except for larger buffers: large enough that
-	// there are few slabs to register, small enough for an 8 MiB RLIMIT_MEMLOCK.
+	// defaultSlab is how many bytes an arena maps at a time, except for larger buffers: enough for few
+	// registrations, and little enough for an RLIMIT_MEMLOCK of 8 MiB.
 	defaultSlab = 1 << 20
 	minSlab     = 16 << 10
-	// Pieces of this size or more are registered one by one, so that a connection
-	// does not pin those of others too. Smaller ones share their slab's registration:
-	// they would take too many entries of a Budget.
+	// minAlone: pieces of this size or more are registered one by one, so that a connection does not
+	// pin those of others too. Smaller ones share their slab's registration, as they would take too
+	// many entries of a Budget.
 	minAlone = 128 << 10
-	// The smallest buffer is a page, so that no two buffers share one.
+	// minBufferShift: the smallest buffer is a page, so that no two buffers share one.
 	minBufferShift = 12
 	maxBufferShift = 30
-	// The size up to which an arena may grow by default.
+	// defaultArenaBytes is the size to which an arena may grow by default.
 	defaultArenaBytes = 64 << 20
 	// DefaultArena may grow to 1/arenaMemoryShare of the memory that this process may have,
 	// if that is more.
@@ -29,21 +29,21 @@ const (
 	// mostArena is more than a process can map. What is computed from it, such as the
 	// budget's limits, does not overflow.
 	mostArena = 1 << 47
-	// Where RLIMIT_MEMLOCK applies, DefaultArena gets at most one part of it in this
-	// many, besides the caches' half (memlockShare).
+	// If RLIMIT_MEMLOCK applies, DefaultArena gets at most 1/arenaMemlockShare of it, besides the
+	// caches' half (memlockShare).
 	arenaMemlockShare = 4
 )
 
-// An Arena hands out buffers of memory that the library owns. It is mapped once,
-// outside the Go heap, and never moves, so each cache registers it at its first use (the smaller
-// buffers together) and hits from then on, until it is evicted or its users have left. The buffers of
-// connections come from one, and buffers for programs whose data is to be moved without a copy.
+// An Arena provides buffers of memory that the library owns. The memory is mapped once, outside the Go
+// heap, and never moves. So each cache registers it at its first use (the smaller buffers together),
+// and hits from then on, until it is evicted or its users have left. Connections take their buffers
+// from an arena, and so can programs whose data is to be moved without a copy.
 //
 // Its methods may be called concurrently.
 type Arena struct {
 	slabSize int
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	maxBytes int64
 	free     [maxBufferShift + 1][]piece
 	slabs    map[*slab]struct{}
@@ -76,14 +76,14 @@ func NewArena(slabSize int, maxBytes int64) *Arena {
 		maxBytes = defaultArenaBytes
 	}
 	shift := max(bits.Len(uint(slabSize-1)), minBufferShift)
-	maxBytes &^= 1<<shift - 1 // the rest could not be mapped
+	maxBytes &^= 1<<shift - 1 // a rest could not be mapped
 	return &Arena{slabSize: 1 << shift, maxBytes: maxBytes, slabs: make(map[*slab]struct{})}
 }
 
-// DefaultArena returns the arena of the process: of a sixteenth of the host's memory, or of
-// the control group's limit, but at least 64 MiB; where RLIMIT_MEMLOCK applies a quarter of
-// that at most. It maps 1 MiB at a time, less with a small limit, as it is used. Connections
-// have their inboxes and send buffers from it too. SetArenaLimit changes its size.
+// DefaultArena returns the arena of the process. It may grow to a sixteenth of the host's memory or of
+// the control group's limit, and at least to 64 MiB; but if RLIMIT_MEMLOCK applies, at most to a
+// quarter of that. It maps 1 MiB at a time, less with a small limit, when it is used. Connections also
+// take their inboxes and send buffers from it. SetArenaLimit changes its limit.
 var DefaultArena = sync.OnceValue(func() *Arena {
 	bytes, slab := max(MemoryLimit()/arenaMemoryShare, defaultArenaBytes), int64(defaultSlab)
 	if limit, limited := MemlockLimit(); limited {
@@ -93,9 +93,9 @@ var DefaultArena = sync.OnceValue(func() *Arena {
 	return NewArena(int(slab), bytes)
 })
 
-// SetArenaLimit changes the size in bytes up to which DefaultArena may grow; what is mapped
-// stays so. DefaultBudget's limits follow, unless Budget.SetLimits has set them. SAN_ARENA, which
-// package san reads at its first dial or listen, takes the place of what was set before.
+// SetArenaLimit changes the size in bytes to which DefaultArena may grow; mapped memory stays mapped.
+// DefaultBudget's limits follow, unless Budget.SetLimits has set them. SAN_ARENA, which package san
+// reads at its first dial or listen, replaces an earlier limit.
 func SetArenaLimit(bytes int64) {
 	bytes = min(max(bytes, 0), mostArena)
 	a := DefaultArena()
@@ -129,7 +129,7 @@ func (a *Arena) Get(n int) (*Buffer, error) {
 			err = a.growLocked(shift)
 		}
 		if err != nil {
-			for len(a.free[shift]) == 0 { // a larger piece serves as well
+			for len(a.free[shift]) == 0 { // a larger piece serves, too
 				if shift++; shift > maxBufferShift {
 					return nil, err
 				}
@@ -158,7 +158,7 @@ func (a *Arena) growLocked(shift int) error {
 		a.cutLocked(c, shift)
 		return nil
 	}
-	var least *slab // keeps large slabs for large buffers
+	var least *slab // the smallest, to keep large slabs for large buffers
 	for c := range a.slabs {
 		if c.used == 0 && len(c.memory) >= 1<<shift && (least == nil || len(c.memory) < len(least.memory)) {
 			least = c
@@ -225,7 +225,7 @@ func (a *Arena) unmap(idle []*slab) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed {
-		return // what was kept stays mapped for good
+		return // memory that is still registered stays mapped for good
 	}
 	a.bytes -= gone
 	for _, c := range kept {
@@ -276,9 +276,9 @@ func declareSlab(memory []byte) (*Range, error) {
 	return ranges.add(&Range{memory: memory, kind: Declared, unforked: true})
 }
 
-// Close gives the memory back. ErrInUse: buffers were not put back, or a transfer still
-// uses one. Any other error is that of a device that has not deregistered one. The memory
-// concerned then stays mapped for good.
+// Close unmaps the memory. ErrInUse: buffers were not put back, or a transfer still uses one. Any other
+// error is that of a device that has not deregistered a piece. Memory that an error is about stays
+// mapped for good.
 func (a *Arena) Close() error {
 	a.mu.Lock()
 	a.closed = true
@@ -311,8 +311,8 @@ func (a *Arena) Bytes() (mapped, used int64) {
 	return a.bytes, a.used
 }
 
-// Left returns how many more bytes the arena may hand out, each buffer rounded up to
-// what it takes; none after Close.
+// Left returns how many more bytes the arena may hand out, each buffer rounded up to what it takes; 0
+// after Close.
 func (a *Arena) Left() int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()

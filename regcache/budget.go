@@ -11,39 +11,37 @@ import (
 )
 
 const (
-	// What the caches of a process may keep registered besides DefaultArena; less if a
-	// memlock limit applies.
+	// defaultMaxBytes is what the caches of a process may keep registered besides DefaultArena, or less
+	// if a memlock limit applies.
 	defaultMaxBytes = 256 << 20
-	// As in libfabric (FI_MR_CACHE_MAX_COUNT); a device has room for far more, and gets
-	// it for an arena in pieces of minAlone.
+	// defaultMaxEntries is as in libfabric (FI_MR_CACHE_MAX_COUNT). A device has room for far more, of
+	// which an arena gets some for its pieces of minAlone.
 	defaultMaxEntries = 1024
-	// Cached registrations may fill one part of RLIMIT_MEMLOCK in this many. The rest is
-	// for control buffers and for registrations that are not cached.
+	// Cached registrations may take 1/memlockShare of RLIMIT_MEMLOCK. The rest is for control buffers
+	// and for registrations that are not cached.
 	memlockShare = 2
 )
 
-// A Budget limits the memory that caches keep registered. RLIMIT_MEMLOCK applies to
-// the whole process, and each registration of the same page counts again, so the
-// caches of a process share one: DefaultBudget, unless a Config names another. A region
-// in use is never taken away; memory that does not fit is registered for one use. Its
-// methods may be called concurrently.
+// A Budget limits the memory that caches keep registered. RLIMIT_MEMLOCK applies to the whole process,
+// and counts a page again for each registration. So the caches of a process share one budget:
+// DefaultBudget, unless a Config names another. A region in use is never evicted; memory that does not
+// fit is registered for one use. Its methods may be called concurrently.
 type Budget struct {
 	seen seen
 
-	// memlock is RLIMIT_MEMLOCK if it applies, else 0. Larger registrations are not
-	// tried.
+	// memlock is RLIMIT_MEMLOCK if it applies, else 0. No larger registration is tried.
 	memlock int64
 
-	mu         sync.Mutex // guards what follows, and all indexes' changes
+	mu         sync.Mutex // guards the fields below, and changes of all indexes
 	maxBytes   int64
 	maxEntries int
-	usual      bool  // these are the process's by default
-	bytes      int64 // of regions that are in a cache, or being put there
+	usual      bool  // the limits are the default ones
+	bytes      int64 // of regions that are in a cache, or about to be
 	entries    int
 	order      list.List // of every region in a cache, to be evicted from the front on
 	why        string
 	caches     map[*Cache]struct{} // those that are not completely closed
-	past       Stats               // of the others
+	past       Stats               // of completely closed caches
 }
 
 // NewBudget returns a separate budget of maxBytes of registered memory in maxEntries
@@ -56,10 +54,9 @@ func NewBudget(maxBytes int64, maxEntries int) *Budget {
 	}
 }
 
-// DefaultBudget returns the budget of the process: 256 MiB in 1024 registrations, and as
-// much as DefaultArena may have in pieces of 128 KiB, but no more than half of
-// RLIMIT_MEMLOCK where that applies (it does not to a process with CAP_IPC_LOCK in the
-// initial user namespace). SetLimits changes it.
+// DefaultBudget returns the budget of the process: 256 MiB in 1024 registrations, plus what
+// DefaultArena may have in pieces of 128 KiB, but at most half of RLIMIT_MEMLOCK if that applies (it
+// does not to a process with CAP_IPC_LOCK in the initial user namespace). SetLimits changes it.
 var DefaultBudget = sync.OnceValue(func() *Budget {
 	b := NewBudget(defaultMaxBytes, defaultMaxEntries)
 	b.why = "no RLIMIT_MEMLOCK applies"
@@ -73,7 +70,7 @@ var DefaultBudget = sync.OnceValue(func() *Budget {
 	return b
 })
 
-// fitArena sets the usual limits beside an arena of that size.
+// fitArena sets the default limits for an arena of that size.
 func (b *Budget) fitArena(arena int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -86,9 +83,8 @@ func (b *Budget) fitArena(arena int64) {
 	}
 }
 
-// SetLimits changes the limits, in bytes and in registrations. Unused regions beyond
-// them are given back at once; others when they are no longer used and their room is
-// needed.
+// SetLimits changes the limits, in bytes and in registrations. Unused regions beyond them are
+// deregistered at once; others once they are unused and their room is needed.
 func (b *Budget) SetLimits(maxBytes int64, maxEntries int) {
 	b.mu.Lock()
 	b.maxBytes, b.maxEntries, b.why, b.usual = maxBytes, maxEntries, "set by the program", false
@@ -111,8 +107,8 @@ func (b *Budget) limit() int64 {
 	return b.maxBytes
 }
 
-// reserve takes room for one more region of n bytes, or reports that there is
-// none. The caller drops the victims either way.
+// reserve takes room for one more region of n bytes, or returns false if there is none. In both cases
+// the caller must drop the victims.
 func (b *Budget) reserve(n int64) (victims []*Region, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -134,11 +130,11 @@ func (b *Budget) unreserve(n int64) {
 	b.mu.Unlock()
 }
 
-// makeRoomLocked evicts regions until n more bytes and entries fit, those first that were not used
-// for the longest time, as far as used tells. The caller drops the victims, whether or not they do.
+// makeRoomLocked evicts regions until n more bytes and entries fit, the least recently used first, as
+// far as used tells. The caller must drop the victims, whether or not there is room.
 func (b *Budget) makeRoomLocked(n int64, entries int) (victims []*Region, ok bool) {
-	// Two tries for each region suffice: one to move it behind all others if it was used since
-	// the last time, and one to evict it unless it is in use.
+	// Two tries for each region are enough: one moves it to the end of the order if it was used since
+	// the last time, and one evicts it unless it is in use.
 	for tries := 2 * b.order.Len(); ; tries-- {
 		if b.bytes+n <= b.maxBytes && b.entries+entries <= b.maxEntries {
 			return victims, true
@@ -157,9 +153,8 @@ func (b *Budget) makeRoomLocked(n int64, entries int) (victims []*Region, ok boo
 // flushTime bounds how long Flush waits for devices, which usually take milliseconds.
 const flushTime = time.Second
 
-// Flush gives back what is cached and not in use, for other users of RLIMIT_MEMLOCK.
-// It waits for a second at most until the devices have deregistered it, along with what
-// others are giving back.
+// Flush deregisters what is cached and not in use, for other users of RLIMIT_MEMLOCK. It waits at most
+// a second for the devices, including those that deregister what others have evicted.
 func (b *Budget) Flush() {
 	b.mu.Lock()
 	var victims []*Region
@@ -180,7 +175,7 @@ func (b *Budget) Flush() {
 	}
 }
 
-// evictLocked takes a region out of its cache if it is not in use; the caller drops it.
+// evictLocked takes a region out of its cache if it is not in use. Then the caller must drop it.
 // r.cached is true.
 func (b *Budget) evictLocked(r *Region) bool {
 	if !r.refs.CompareAndSwap(1, 0) {
@@ -191,8 +186,8 @@ func (b *Budget) evictLocked(r *Region) bool {
 	return true
 }
 
-// expelLocked takes a region out of its cache whether it is in use or not, and
-// reports whether the caller has to drop it now. r.cached is true.
+// expelLocked takes a region out of its cache, in use or not, and reports whether the caller must drop
+// it now. r.cached is true.
 func (b *Budget) expelLocked(r *Region) (idle bool) {
 	b.removeLocked(r)
 	return r.refs.Add(-1) == 0
@@ -210,7 +205,7 @@ func (b *Budget) removeLocked(r *Region) {
 	r.cached = false
 }
 
-// insertLocked puts a region into its cache; the room was reserved.
+// insertLocked puts a region into its cache. Room for it was reserved.
 func (b *Budget) insertLocked(r *Region) {
 	r.cache.index.insertLocked(r)
 	r.cache.stats.Entries++

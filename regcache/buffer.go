@@ -4,16 +4,16 @@ import (
 	"io"
 )
 
-// A Buffer is memory of an Arena. What a connection moves by RDMA from it or to it
-// (over verbs, Writes and Reads that are large enough: see sanconn.Options.Threshold)
-// needs no registration. It must not be used by two goroutines at once.
+// A Buffer is memory of an Arena. Bytes that a connection moves by RDMA from or to it (over verbs,
+// Writes and Reads that are large enough: see sanconn.Options.Threshold) need no new registration. Two
+// goroutines must not use it at once.
 type Buffer struct {
 	arena  *Arena
 	piece  piece
 	length int
 }
 
-// Bytes returns the buffer's memory, until Put.
+// Bytes returns the buffer's memory, which is valid until Put.
 func (b *Buffer) Bytes() []byte {
 	if b.arena == nil {
 		return nil
@@ -21,15 +21,15 @@ func (b *Buffer) Bytes() []byte {
 	return b.piece.memory[:b.length:b.length]
 }
 
-// ReadFrom fills the buffer, from its start and up to all that it takes of the arena (see
-// Arena.Get), until r ends, and sets the length to what was read. io.ErrShortBuffer means that the
-// buffer is full and r may have more.
+// ReadFrom fills the buffer from its start until r ends or all that the buffer takes of the arena is
+// full (see Arena.Get), and sets the length to what was read. io.ErrShortBuffer means that the buffer
+// is full and r may have more.
 func (b *Buffer) ReadFrom(r io.Reader) (int64, error) {
 	if b.arena == nil {
 		return 0, ErrClosed
 	}
-	// Not io.ReadFull: its io.ErrUnexpectedEOF may as well be r's own, of a body that
-	// was cut short.
+	// io.ReadFull would return io.ErrUnexpectedEOF, which may also be r's own, for a body that was cut
+	// short.
 	n, err := 0, error(nil)
 	for n < len(b.piece.memory) && err == nil {
 		var m int
@@ -52,9 +52,8 @@ func (b *Buffer) WriteTo(w io.Writer) (int64, error) {
 	return int64(n), err
 }
 
-// Put gives the buffer back to the arena. Every transfer that uses it must
-// have ended; a slice of it that was kept must not be used. Putting it twice
-// does nothing.
+// Put gives the buffer back to the arena. All transfers that use it must have ended, and slices of it
+// must not be used any more. A second Put does nothing.
 func (b *Buffer) Put() {
 	a := b.arena
 	if a == nil {

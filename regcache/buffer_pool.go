@@ -3,23 +3,24 @@ package regcache
 import "sync"
 
 // A BufferPool lends slices of one size from an Arena to code that takes a pool of slices, as
-// httputil.ReverseProxy does: it is an httputil.BufferPool. Over verbs, large Reads into such a
-// slice and large Writes from it (see sanconn.Options.Threshold: 8 MiB are large on each host) need no
-// registration, from the first on; on shm and on TCP it makes no difference. Its methods may be called concurrently.
+// httputil.ReverseProxy does: it is an httputil.BufferPool. Over verbs, large Reads into such a slice
+// and large Writes from it (see sanconn.Options.Threshold; 8 MiB are large on every host) are made
+// without a copy from the first use on, which registers the slice. On shm and on TCP it makes no
+// difference. Its methods may be called concurrently.
 type BufferPool struct {
 	arena *Arena
 	size  int
 	lent  Lent
 }
 
-// BufferPool returns a pool of slices of size bytes, which is positive. The pool keeps none: what
-// is put back is the arena's.
+// BufferPool returns a pool of slices of size bytes; size must be positive. The pool keeps no slices:
+// those that are put back belong to the arena.
 func (a *Arena) BufferPool(size int) *BufferPool {
 	return &BufferPool{arena: a, size: size}
 }
 
-// Get returns a slice with undefined contents, for the caller alone until Put. If the arena is
-// used up, or has been closed, the slice is an ordinary one. Get may wait as Arena.Get does.
+// Get returns a slice with undefined contents, which belongs to the caller until Put. If the arena is
+// used up or closed, the slice is an ordinary one. Get may wait as Arena.Get does.
 func (p *BufferPool) Get() []byte {
 	buf, err := p.arena.Get(p.size)
 	if err != nil {
@@ -28,18 +29,19 @@ func (p *BufferPool) Get() []byte {
 	return p.lent.Slice(buf)
 }
 
-// Put gives a slice of Get back, of any length but from its first byte on. It must not be used
-// afterwards. One that is never put back stays taken of the arena. Other slices are ignored.
+// Put gives back a slice of Get, of any length, but from its first byte on. The slice must not be used
+// afterwards. A slice that is never put back stays allocated in the arena. Slices that are not of Get
+// are ignored.
 func (p *BufferPool) Put(b []byte) { p.lent.Put(b) }
 
-// Lent are buffers that a caller has as slices, and gives back as such. The zero value
-// has none. Its methods may be called concurrently.
+// Lent are buffers that a caller has as slices and gives back as slices. The zero value has none. Its
+// methods may be called concurrently.
 type Lent struct {
 	mu sync.Mutex
 	m  map[*byte]*Buffer // by their first bytes; guarded by mu
 }
 
-// Slice returns the bytes of a buffer, which is put back by Put or PutAll.
+// Slice returns the bytes of a buffer. Put or PutAll puts the buffer back.
 func (l *Lent) Slice(buf *Buffer) []byte {
 	b := buf.Bytes()
 	l.mu.Lock()
@@ -51,7 +53,7 @@ func (l *Lent) Slice(buf *Buffer) []byte {
 	return b
 }
 
-// Put puts the buffer of a slice back that has its first byte. Other slices are ignored.
+// Put puts back the buffer whose first byte is the slice's. Other slices are ignored.
 func (l *Lent) Put(b []byte) {
 	if cap(b) == 0 {
 		return
@@ -66,7 +68,7 @@ func (l *Lent) Put(b []byte) {
 	}
 }
 
-// PutAll puts all of them back.
+// PutAll puts all buffers back.
 func (l *Lent) PutAll() {
 	l.mu.Lock()
 	all := l.m

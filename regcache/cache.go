@@ -11,38 +11,37 @@ import (
 	"unsafe"
 )
 
-// ErrUnknownMemory is returned by Acquire for memory of which nothing proves that its
-// mapping stays (see KindOf). It was not registered: copy it through an Arena.
+// ErrUnknownMemory is the error of Acquire for memory whose mapping may change without notice (see
+// KindOf). The memory was not registered: copy it through an Arena.
 var ErrUnknownMemory = errors.New("regcache: memory of unknown kind")
 
-// ErrClosed is returned by Acquire, and by an Arena's Get, after Close, and by a Buffer's ReadFrom
-// after Put.
+// ErrClosed is the error of Acquire and of an Arena's Get after Close, and of a Buffer's ReadFrom after
+// Put.
 var ErrClosed = errors.New("regcache: cache closed")
 
-// ErrInUse is returned when a Cache or an Arena is closed, or a Range withdrawn, while it is
-// in use. Its registrations are removed when they are released.
+// ErrInUse is the error of closing a Cache or an Arena, or of withdrawing a Range, while it is in use.
+// Its registrations are removed when they are released.
 var ErrInUse = errors.New("regcache: registration in use")
 
 // Config configures a Cache. The zero value is what providers use.
 type Config struct {
-	// Budget limits what this cache and others keep registered. nil means
-	// DefaultBudget.
+	// Budget limits what this cache and others keep registered. nil means DefaultBudget.
 	Budget *Budget
 
-	// Disabled registers everything for one use: to measure without the cache, or to
-	// exclude it when looking for a fault.
+	// Disabled makes each registration serve one use only, to measure without the cache or to look for
+	// a fault.
 	Disabled bool
 
-	// MaxRegistration is the device's largest registration in bytes. 0: it has no limit.
+	// MaxRegistration is the device's largest registration in bytes; 0: no limit.
 	MaxRegistration int
 
-	// ArenaOnly registers memory of an Arena alone; other memory is ErrUnknownMemory. It is
-	// for systems where the pages of a process are no longer those that a device has once it
-	// has forked: an arena's are not the child's.
+	// ArenaOnly makes all memory ErrUnknownMemory except an Arena's. It is for systems on which, after
+	// a fork, this process may have other pages than the device. A child gets no pages of an arena, so
+	// these stay the same.
 	ArenaOnly bool
 
-	// trustEverything takes all regions for valid, so that a test can show that the
-	// validators are needed.
+	// trustEverything treats all regions as valid, so that a test can show that the validators are
+	// needed.
 	trustEverything bool
 }
 
@@ -56,9 +55,9 @@ type Cache struct {
 	closed    atomic.Bool
 	all       regionSet // everything registered, for Close
 
-	stats   Stats       // this and what follows: guarded by budget.mu
-	dead    []*Region   // for the goroutine of dropLater to deregister
-	sweeper *time.Timer // nil unless a sweep is to come
+	stats   Stats       // this and the fields below are guarded by budget.mu
+	dead    []*Region   // to be deregistered by the goroutine of dropLater
+	sweeper *time.Timer // nil unless a sweep is scheduled
 }
 
 // New returns an empty cache for registrar.
@@ -76,23 +75,22 @@ func New(registrar Registrar, config Config) *Cache {
 	return c
 }
 
-// Acquire returns a registration that covers b with at least the rights of
-// access. The caller keeps b reachable and mapped until it has called Release.
+// Acquire returns a registration that covers b with at least the rights of access. The caller must keep
+// b reachable and mapped until it has called Release.
 //
-// Local rights are served from the cache, BindWindow among them: where memory
-// windows can be trusted, a provider acquires that, with LocalWrite if the peer is
-// to write, and the peer gets the window's key.
+// Registrations with local rights come from the cache, including BindWindow: if memory windows can be
+// trusted, a provider acquires BindWindow, with LocalWrite if the peer is to write, and gives the peer
+// the window's key.
 //
-// With a remote right the region is b exactly and access exactly, belongs to
-// this call alone, and Release takes the peer's access away.
+// A registration with a remote right has exactly b and exactly access, belongs to this call alone, and
+// Release ends the peer's access.
 //
-// Errors: ErrUnknownMemory, ErrClosed, syscall.EINVAL for an empty slice, one that
-// matches syscall.ENOBUFS when the device takes no more memory though everything
-// unused was given back, or not so much at once, or did so at one of the last 1,024 uses of b; or the
-// registrar's own.
+// Errors: ErrUnknownMemory; ErrClosed; syscall.EINVAL for an empty slice; one that matches
+// syscall.ENOBUFS if the device takes no more memory although everything unused was deregistered, or
+// not so much at once, or if that was so at one of the last 1,024 uses of b; or the registrar's own.
 func (c *Cache) Acquire(b []byte, access Access) (*Region, error) { return c.acquire(b, access, nil) }
 
-// acquire is Acquire for a user, or nil.
+// acquire is Acquire for a user, who may be nil.
 func (c *Cache) acquire(b []byte, access Access, u *User) (*Region, error) {
 	if len(b) == 0 {
 		return nil, fmt.Errorf("regcache: acquire: empty slice: %w", syscall.EINVAL)
@@ -108,15 +106,15 @@ func (c *Cache) acquire(b []byte, access Access, u *User) (*Region, error) {
 	return r, err
 }
 
-// lookup is the hit. It neither locks nor allocates, but for a user's first of a region, and makes no
-// system call except for watched memory.
+// lookup is a cache hit. It takes no lock, allocates only when a user uses a region for the first time,
+// and makes a system call only for watched memory.
 func (c *Cache) lookup(b []byte, access Access, u *User) *Region {
 	start := addressOf(b)
 	r := c.index.find(start, start+uintptr(len(b)))
 	if r == nil || r.access&access != access || !r.hold() {
 		return nil
 	}
-	if !r.validator.valid() { // what has made it so takes the region out, or else merge does
+	if !r.validator.valid() { // whoever has made it invalid takes the region out, or else merge does
 		r.Release()
 		return nil
 	}
@@ -130,8 +128,7 @@ func (c *Cache) lookup(b []byte, access Access, u *User) *Region {
 	return r
 }
 
-// miss registers b: for the cache if it is worth it and there is room, else for this use
-// alone.
+// miss registers b: for the cache if that is worthwhile and there is room, else for this use only.
 func (c *Cache) miss(b []byte, access Access, u *User) (*Region, error) {
 	if c.closed.Load() {
 		return nil, ErrClosed
@@ -151,7 +148,7 @@ func (c *Cache) miss(b []byte, access Access, u *User) (*Region, error) {
 	}
 	r, err := c.promote(b, access, m, u)
 	if err != nil && !errors.Is(err, syscall.ENOBUFS) {
-		// Perhaps because of what lies around b: a guard page, or the end of a file.
+		// Perhaps because of what is around b: a guard page, or the end of a file.
 		m.lo, m.hi = addressOf(b), addressOf(b)+uintptr(len(b))
 		r, _ = c.promote(b, access, m, u)
 	}
@@ -161,8 +158,8 @@ func (c *Cache) miss(b []byte, access Access, u *User) (*Region, error) {
 	return c.once(b, access, nil, &c.stats.Full)
 }
 
-// classify finds the kind of memory that b, which is not empty, lies in: Unknown if it is not to
-// be registered.
+// classify finds the kind of memory in which b lies, which is not empty. Unknown: it is not to be
+// registered.
 func (c *Cache) classify(b []byte) classified {
 	m := classify(b)
 	if c.config.ArenaOnly && !m.unforked {
@@ -171,9 +168,9 @@ func (c *Cache) classify(b []byte) classified {
 	return m
 }
 
-// worthCaching reports whether memory is to be cached now: an arena's always, other memory after so
-// many uses since it last was; what is declared or watched has had them at the first. ENOBUFS: the
-// device has refused it lately (refusedUses).
+// worthCaching reports whether memory is to be cached now: an arena's always; declared or watched
+// memory at its first use; other memory after so many uses since it was last cached. ENOBUFS: the
+// device has refused it recently (refusedUses).
 func (c *Cache) worthCaching(b []byte, m classified, uses int) (worth bool, err error) {
 	before := 0
 	if m.promised() {
@@ -186,8 +183,8 @@ func (c *Cache) worthCaching(b []byte, m classified, uses int) (worth bool, err 
 	return times >= uses || m.unforked, err
 }
 
-// worthAcquired is worthCaching for memory that is registered now, if only for this use. What the
-// device has refused lately is not tried, but for an arena's.
+// worthAcquired is worthCaching for memory that Acquire registers now in any case. Except for an
+// arena's, it returns ENOBUFS for memory that the device has refused recently.
 func (c *Cache) worthAcquired(b []byte, m classified) (worth bool, err error) {
 	worth, err = c.worthCaching(b, m, 1)
 	if err != nil && !m.unforked {
@@ -207,10 +204,11 @@ func (c *Cache) useOf(b []byte, m classified) use {
 	return u
 }
 
-// Worth reports whether an Acquire of b with this local access would find it registered, or
-// register it for the cache: it is an arena's, or declared or watched memory that is new, or it was
-// acquired, or looked at by Worth, so many times before (at least 1), since it was last to be put into
-// the cache.
+// Worth reports whether an Acquire of b with this local access would find it registered or register it
+// for the cache. That is so for an arena's memory; for declared or watched memory that is new; and for
+// memory that Acquire or Worth has seen so many times (at least once) since it was last put into the
+// cache.
+//
 // Worth registers nothing and does not block. Its error is ErrUnknownMemory, as Acquire's would be, or
 // syscall.ENOBUFS for memory that the device refused at one of the last 1,024 uses.
 func (c *Cache) Worth(b []byte, access Access, uses int) (bool, error) {
@@ -230,7 +228,7 @@ func (c *Cache) Worth(b []byte, access Access, uses int) (bool, error) {
 	return worth && err == nil, err
 }
 
-// once registers exactly b for one use, and counts that in count.
+// once registers exactly b for one use, and increments count.
 func (c *Cache) once(b []byte, access Access, pin *Region, count *uint64) (*Region, error) {
 	start := addressOf(b)
 	mr, err := c.register(start, len(b), access)
@@ -247,8 +245,8 @@ func (c *Cache) once(b []byte, access Access, pin *Region, count *uint64) (*Regi
 	return r, nil
 }
 
-// registerForPeer registers exactly b for a peer. A cached local registration beneath it keeps the
-// pages pinned after the peer's is removed.
+// registerForPeer registers exactly b for a peer. A cached local registration of the same memory keeps
+// the pages pinned after the peer's registration is removed.
 func (c *Cache) registerForPeer(b []byte, access Access, u *User) (*Region, error) {
 	defer runtime.KeepAlive(unsafe.SliceData(b))
 	if c.closed.Load() {
@@ -267,7 +265,7 @@ func (c *Cache) registerForPeer(b []byte, access Access, u *User) (*Region, erro
 				return nil, err
 			}
 			if worth {
-				pin, _ = c.promote(b, LocalRead, m, u) // works without it, too
+				pin, _ = c.promote(b, LocalRead, m, u) // not needed for the peer's
 			}
 		}
 	}
@@ -276,22 +274,22 @@ func (c *Cache) registerForPeer(b []byte, access Access, u *User) (*Region, erro
 		return r, err
 	}
 	pin.Release()
-	if errors.Is(err, syscall.ENOBUFS) { // RLIMIT_MEMLOCK counted the pages twice
+	if errors.Is(err, syscall.ENOBUFS) { // RLIMIT_MEMLOCK counts the pages twice
 		return c.once(b, access, nil, &c.stats.Exposed)
 	}
 	return nil, err
 }
 
-// Close removes all registrations, and makes Acquire fail from now on; no Acquire may
-// be under way. If it returns nil, the device has none left. ErrInUse: some are in use,
-// and go when they are released. Any other error is the device's, which has kept some.
-// Close may be called again, to see whether all are gone.
+// Close removes all registrations. Acquire fails from then on; no Acquire may be in progress. If Close
+// returns nil, the device has no registration of this cache left. ErrInUse: some are in use, and are
+// removed when they are released. Any other error is the device's, which has kept some. Close may be
+// called again, to find out whether all are gone.
 func (c *Cache) Close() error {
 	b := c.budget
 	b.mu.Lock()
 	c.closed.Store(true)
 	if c.sweeper != nil {
-		c.sweeper.Stop() // one under way has nothing left to do, or is waited for as the others are
+		c.sweeper.Stop() // a running sweep has nothing left to do, or is waited for like the others
 	}
 	b.mu.Unlock()
 	err := c.all.invalidateAll(CacheClosed)

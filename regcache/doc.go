@@ -12,15 +12,14 @@
 //
 // # For programs
 //
-// No program has to call any of this. What may help one that sends or receives large buffers
+// No program has to call any of this. The following may help one that sends or receives large buffers
 // over RDMA (docs/MEMORY.md):
 //
-//   - DefaultArena().Get(n) returns a buffer of n bytes that is registered from its first use on,
-//     for as long as a connection is there that has used it, and
-//     DefaultArena().BufferPool(n) is a pool of such slices. SetArenaLimit bounds their
-//     memory, in bytes. An arena that is used up has no buffer: Get's error matches
-//     syscall.ENOBUFS, and the pool's slices are ordinary ones.
-//   - Declare and Watch let memory be registered that the program has mapped itself.
+//   - DefaultArena().Get(n) returns a buffer of n bytes, which stays registered after its first use
+//     for as long as a connection that has used it exists. DefaultArena().BufferPool(n) is a pool
+//     of such slices. SetArenaLimit bounds their memory, in bytes. When the arena is used up,
+//     Get's error matches syscall.ENOBUFS, and the pool returns ordinary slices.
+//   - Declare and Watch are for memory that the program has mapped itself.
 //   - DefaultBudget().Stats() counts registrations, and SetLimits bounds what stays
 //     registered, in bytes and in registrations.
 //
@@ -28,9 +27,8 @@
 //
 // # For providers
 //
-// All else: one Cache for each protection domain, all of them within the Budget of the
-// process. The package has no protocol and no device in it, and never reads or writes the
-// memory it registers.
+// Everything else: one Cache for each protection domain, all within the Budget of the process. The
+// package contains no protocol and no device, and never reads or writes the memory that it registers.
 //
 //	registrar.go  the device, as the provider gives it
 //	cache.go      Cache: hit, miss, exposure

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// drop deregisters a region that has no references. No lock is held.
+// drop deregisters a region that has no references. No lock may be held.
 func (r *Region) drop() error {
 	c := r.cache
 	began := time.Now()
@@ -42,12 +42,12 @@ func dropAll(regions []*Region) {
 	}
 }
 
-// otherTime bounds how long a cache waits until others have deregistered what was evicted
-// for it. That usually takes less than a millisecond, but their devices may hang.
+// otherTime bounds how long a cache waits until other caches have deregistered what was evicted for it.
+// That usually takes less than a millisecond, but their devices may hang.
 const otherTime = 10 * time.Millisecond
 
-// dropFor drops the regions that were evicted to make room for c. Regions of other caches
-// are left to those caches' goroutines.
+// dropFor drops the regions that were evicted to make room for c. Regions of other caches are dropped
+// by those caches' goroutines.
 func dropFor(c *Cache, victims []*Region) {
 	var others []*Cache
 	for _, r := range victims {
@@ -68,8 +68,8 @@ func dropFor(c *Cache, victims []*Region) {
 	}
 }
 
-// dropLater drops a region in a goroutine of the cache, which ends when there are no more.
-// Closing the cache or withdrawing the region's range waits for it.
+// dropLater drops a region in a goroutine of the cache, which ends when no region is left. Closing the
+// cache or withdrawing the region's range waits for it.
 func (c *Cache) dropLater(r *Region) {
 	c.budget.mu.Lock()
 	defer c.budget.mu.Unlock()

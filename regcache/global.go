@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// globalMemory describes b if it lies in the program's variables, which stay mapped as long
-// as the process lives. b must not be in the runtime's memory.
+// globalMemory describes b if it lies in the program's variables, which stay mapped as long as the
+// process lives. b must not be in the runtime's memory.
 func globalMemory(b []byte) classified {
 	if !globalsAreRecognized() || !isGlobal(&b[0]) || !isGlobal(&b[len(b)-1]) {
 		return classified{kind: Unknown}
@@ -21,10 +21,10 @@ func globalMemory(b []byte) classified {
 	}
 }
 
-// isGlobal distinguishes variables from read-only data and foreign memory, for pointers
-// outside of the runtime's memory. runtime.AddCleanup does nothing for a pointer into a
-// module's data or bss, and panics for one that is in none, which can be recovered from.
-// (SetFinalizer and weak.Make end the process there.)
+// isGlobal distinguishes variables from read-only data and foreign memory, for pointers outside the
+// runtime's memory. runtime.AddCleanup does nothing for a pointer into a module's data or bss, and
+// panics for a pointer elsewhere; the panic can be recovered. (SetFinalizer and weak.Make would end the
+// process.)
 func isGlobal(p *byte) (yes bool) {
 	defer func() {
 		if recover() != nil {
@@ -34,14 +34,14 @@ func isGlobal(p *byte) (yes bool) {
 	return runtime.AddCleanup(p, func(int) {}, 0) == runtime.Cleanup{}
 }
 
-// globalsAreRecognized is false with GODEBUG=sbrk=1, which makes AddCleanup do nothing for any
+// globalsAreRecognized is false with GODEBUG=sbrk=1, with which AddCleanup does nothing for any
 // pointer.
 var globalsAreRecognized = sync.OnceValue(func() bool {
 	const readOnly = "a constant is no variable"
 	return !isGlobal(unsafe.StringData(readOnly))
 })
 
-// always is the validator of memory whose mapping lasts as long as the process.
+// always is the validator of memory that stays mapped as long as the process lives.
 type always struct{}
 
 func (always) valid() bool           { return true }

@@ -21,11 +21,11 @@ import (
 //go:noescape
 func findObject(p, refBase, refOff uintptr) (base uintptr, span unsafe.Pointer, index uintptr)
 
-// heapMemory describes the object at base in which b begins. The object reaches at least
-// to the end of b; nothing beyond is relied on, not even b's capacity, because slices made
-// with unsafe may claim too much. The part before b may be registered along with it if it
-// is no longer than b, as for a buffer whose first bytes were sent otherwise. A large
-// object that is sent piece by piece is thus not registered from its start each time.
+// heapMemory describes the object at base in which b begins. The object reaches at least to the end of
+// b. Nothing beyond is relied on, not even b's capacity, because slices made with unsafe may claim too
+// much. The part before b may be registered along with it if it is not longer than b, as for a buffer
+// whose first bytes were sent otherwise. So a large object that is sent piece by piece is not
+// registered from its start each time.
 func heapMemory(b []byte, base uintptr) classified {
 	first := unsafe.Pointer(unsafe.SliceData(b))
 	if last, _, _ := findObject(uintptr(first)+uintptr(len(b)-1), 0, 0); last != base {
@@ -47,13 +47,12 @@ func heapMemory(b []byte, base uintptr) classified {
 	}
 }
 
-// objectLives is the validator of heap memory. The runtime never moves a live object and never
-// gives its pages back (it scavenges only free spans), so a registration is right as long
-// as the object lives. The weak pointer points to the object's base: each distinct offset
-// would need a record in the object's span, and those are searched linearly.
+// objectLives is the validator of heap memory. The runtime never moves a live object and never gives
+// its pages back (it scavenges only free spans). So a registration is right as long as the object
+// lives. The weak pointer points to the object's base, because each other offset would need a record in
+// the object's span, and such records are searched linearly.
 //
-// The hit's caller holds the slice, so the object cannot die between the look at
-// the validator and the release either.
+// The caller of a hit holds the slice, so the object cannot die between valid and the release either.
 type objectLives struct {
 	object  weak.Pointer[byte]
 	cleanup runtime.Cleanup
@@ -61,11 +60,11 @@ type objectLives struct {
 
 func (p *objectLives) valid() bool { return p.object.Value() != nil }
 
-// attach arranges for the region to be pruned after the object's death. That may be after
-// the memory has been reused, so valid does not rely on it.
+// attach makes the region be pruned after the object's death. The memory may be in use again before
+// that, so valid does not rely on it.
 func (p *objectLives) attach(r *Region) {
 	defer func() {
-		if recover() != nil { // GOEXPERIMENT=arenas: freed by hand, no cleanups
+		if recover() != nil { // GOEXPERIMENT=arenas: such memory is freed by hand and has no cleanups
 			p.object = weak.Pointer[byte]{}
 		}
 	}()
@@ -74,8 +73,8 @@ func (p *objectLives) attach(r *Region) {
 	}
 }
 
-// prune is the cleanup. All cleanups of the program share a few goroutines, often one, so
-// deregistering, which may take any time, is left to a goroutine of the cache.
+// prune is the cleanup. All cleanups of the program share a few goroutines, often one, so a goroutine
+// of the cache deregisters, which may take any time.
 func prune(r *Region) {
 	if r.expel(ObjectDied) {
 		r.cache.dropLater(r)
@@ -85,7 +84,7 @@ func prune(r *Region) {
 func (p *objectLives) detach(*Region, error) {
 	object := p.object.Value()
 	if object == nil {
-		return // the cleanup runs, or has run
+		return // the cleanup is running, or has run
 	}
 	p.cleanup.Stop()
 	runtime.KeepAlive(object)

@@ -13,16 +13,16 @@ const (
 	indexBuckets = 256
 )
 
-// index finds the region that covers an address range. A look-up takes no lock and writes
-// nothing, so that it scales with cores. A change copies the buckets concerned. Budget.mu
-// is the lock of the methods that need one.
+// index finds the region that covers an address range. A look-up takes no lock and writes nothing, so
+// it scales with cores. A change copies the buckets concerned. Methods whose names end in Locked need
+// Budget.mu.
 //
 // The regions in an index are disjoint.
 type index struct {
 	buckets [indexBuckets]bucket
 }
 
-type bucket struct{ sorted atomic.Pointer[[]entry] } // by start; nil: there are none
+type bucket struct{ sorted atomic.Pointer[[]entry] } // by start; nil: empty
 
 func (b *bucket) entries() []entry {
 	if p := b.sorted.Load(); p != nil {
@@ -31,7 +31,7 @@ func (b *bucket) entries() []entry {
 	return nil
 }
 
-// entry is a copy of a region's bounds, so that a look-up touches one array.
+// entry has a copy of a region's bounds, so that a look-up reads one array only.
 type entry struct {
 	start, end uintptr
 	region     *Region
@@ -47,7 +47,7 @@ func bucketOf(granule uintptr) uintptr {
 func (x *index) find(start, end uintptr) *Region {
 	entries := x.buckets[bucketOf(start>>granuleShift)].entries()
 	lo, hi := 0, len(entries)
-	for lo < hi { // the last entry that starts at or before start
+	for lo < hi { // find the last entry that starts at or before start
 		mid := int(uint(lo+hi) >> 1)
 		if entries[mid].start <= start {
 			lo = mid + 1
@@ -61,7 +61,7 @@ func (x *index) find(start, end uintptr) *Region {
 	return entries[lo-1].region
 }
 
-// overlapping returns the regions that share a byte with [start, end).
+// overlappingLocked returns the regions that share a byte with [start, end).
 func (x *index) overlappingLocked(start, end uintptr) []*Region {
 	var found []*Region
 	x.eachBucket(start, end, func(b *bucket) {

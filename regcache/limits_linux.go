@@ -12,9 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MemlockLimit returns RLIMIT_MEMLOCK, in bytes, and whether it applies to this
-// process: the kernel does not count for holders of CAP_IPC_LOCK
-// (drivers/infiniband/core/umem.c).
+// MemlockLimit returns RLIMIT_MEMLOCK, in bytes, and whether it applies to this process. The kernel
+// does not count the memory of processes with CAP_IPC_LOCK (drivers/infiniband/core/umem.c).
 func MemlockLimit() (limit int64, limited bool) {
 	var rlimit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &rlimit); err != nil || rlimit.Cur > 1<<62 {
@@ -37,12 +36,12 @@ func inInitialUserNamespace() bool {
 	if err := unix.Stat("/proc/self/ns/user", &st); err == nil {
 		return st.Ino == initial
 	}
-	_, err := os.Stat("/proc/self/ns") // but no user in it: a kernel without user namespaces
+	_, err := os.Stat("/proc/self/ns") // without the file user in it: a kernel without user namespaces
 	return err == nil
 }
 
-// MemoryLimit returns how many bytes of memory this process may have: the host's, or less in a
-// control group, such as a container's or a systemd unit's. 0: it is not known.
+// MemoryLimit returns how many bytes of memory this process may have: the host's, or less in a control
+// group, such as a container's or a systemd unit's. It returns 0 if that is not known.
 func MemoryLimit() (bytes int64) {
 	var s unix.Sysinfo_t
 	if err := unix.Sysinfo(&s); err == nil {
@@ -51,11 +50,11 @@ func MemoryLimit() (bytes int64) {
 	return min(bytes, groupLimit(os.DirFS("/")))
 }
 
-// groupLimit is how much memory this process's control group may have, of version 1 or 2; the
-// largest number if there is no limit. Beyond memory.high the kernel kills nobody, but has the
-// group's processes wait, the longer the further they are beyond it. root is the file system's. A
-// container may see the path of its group as the host does, or as its own root, and be limited by
-// any group above: so each ancestor is looked at that there is.
+// groupLimit returns how many bytes of memory this process's control group may have, of version 1 or 2,
+// or the largest number if there is no limit. Beyond memory.high the kernel kills no process, but
+// delays the group's processes, the longer the further they are beyond it. root is the root of the file
+// system. A container may see its group's path as the host does, or as its own root, and any group
+// above may have a limit: so each ancestor that is visible is read.
 func groupLimit(root fs.FS) int64 {
 	limit := int64(math.MaxInt64)
 	groups, err := fs.ReadFile(root, "proc/self/cgroup")
@@ -79,7 +78,7 @@ func groupLimit(root fs.FS) int64 {
 		for group := path.Join("/", parts[2]); ; group = path.Dir(group) {
 			for _, file := range files {
 				if text, err := fs.ReadFile(root, path.Join(mount, group, file)); err == nil {
-					if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil { // or "max"
+					if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil { // or the text is "max"
 						limit = min(limit, n)
 					}
 				}

@@ -2,8 +2,8 @@
 
 package regcache
 
-// MemlockLimit returns that no limit applies.
+// MemlockLimit reports that no limit applies.
 func MemlockLimit() (limit int64, limited bool) { return 0, false }
 
-// MemoryLimit returns 0: it is not known.
+// MemoryLimit returns 0: the limit is not known.
 func MemoryLimit() int64 { return 0 }

@@ -2,9 +2,9 @@ package regcache
 
 import "golang.org/x/sys/unix"
 
-// mapMemory maps n bytes for an arena. A forked child does not get them: otherwise the
-// first write after the fork could give this process a new page while the device keeps
-// the old one (ibv_fork_init(3)).
+// mapMemory maps n bytes for an arena, which a forked child does not get. Otherwise the first write
+// after the fork could give this process a new page while the device keeps the old one
+// (ibv_fork_init(3)).
 func mapMemory(n int) ([]byte, error) {
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {

@@ -2,7 +2,7 @@
 
 package regcache
 
-// On other systems there is no device to register with, so any memory will do.
+// mapMemory returns ordinary memory: on other systems there is no device to register it with.
 func mapMemory(n int) ([]byte, error) { return make([]byte, n), nil }
 
 func unmapMemory([]byte) error { return nil }

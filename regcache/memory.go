@@ -9,8 +9,8 @@ import (
 type Kind uint8
 
 const (
-	// Unknown memory is what there is no validator for: goroutine stacks, read-only
-	// data, memory of C, mappings that were not declared.
+	// Unknown memory has no validator: goroutine stacks, read-only data, memory of C, mappings that
+	// were not declared.
 	Unknown  Kind = iota
 	Heap          // an object on Go's heap: valid while the object lives
 	Global        // a variable of the program: always valid
@@ -26,8 +26,8 @@ func (k Kind) String() string {
 	return names[Unknown]
 }
 
-// KindOf returns the kind of memory that b lies in. It is safe for any slice
-// that Go code can have; an empty slice is Unknown.
+// KindOf returns the kind of memory in which b lies. It is safe for any slice that Go code can have; an
+// empty slice is Unknown.
 func KindOf(b []byte) Kind {
 	if len(b) == 0 {
 		return Unknown
@@ -39,20 +39,20 @@ func KindOf(b []byte) Kind {
 type classified struct {
 	kind     Kind
 	unforked bool // see Range
-	// The bytes around the slice that live and die with it, and so may be registered
+	// [lo, hi) are the bytes around the slice that live and die with it, and so may be registered
 	// together with it.
 	lo, hi uintptr
-	// object is where the object begins that the slice is alive in, for heap memory.
+	// object returns the object that the slice is part of, for heap memory.
 	object func() weak.Pointer[byte]
-	// newValidator makes the validator of a registration within [lo, hi); the slice is
-	// alive when it is called. nil for unknown memory.
+	// newValidator makes the validator of a registration within [lo, hi). The slice must be alive
+	// during the call. nil for unknown memory.
 	newValidator func() validator
 }
 
-// promised reports whether somebody vouches for more uses, by declaring or watching it.
+// promised reports whether the owner has announced further uses, by declaring or watching the memory.
 func (m classified) promised() bool { return m.kind == Declared || m.kind == Watched }
 
-// classify finds the kind of memory that b, which is not empty, lies in.
+// classify finds the kind of memory in which b lies, which is not empty.
 func classify(b []byte) classified {
 	first := unsafe.Pointer(unsafe.SliceData(b))
 	base, span, _ := findObject(uintptr(first), 0, 0)

@@ -6,35 +6,33 @@ import (
 )
 
 const (
-	// A promoted object up to this size is registered as a whole, whatever
-	// part was acquired, so that all later parts of it hit. Registering
-	// 4 MiB takes a few hundred microseconds.
+	// wholeMax: a promoted object up to this size is registered as a whole, whatever part was acquired,
+	// so that all other parts of it hit later. Registering 4 MiB takes a few hundred microseconds.
 	wholeMax = 4 << 20
-	// It is also at most one part of the budget in this many.
+	// wholeShare: such an object may also take at most 1/wholeShare of the budget.
 	wholeShare = 4
-	// A region may grow to this multiple of what was acquired by merging those
-	// that it overlaps. Beyond that it only replaces them: a large object that is
-	// worked through in overlapping steps would otherwise be registered from its
-	// start at each step.
+	// mergeGrowth: a region may grow to this multiple of what was acquired, by merging the regions that
+	// it overlaps. Beyond that it only replaces them: a large object that is processed in overlapping
+	// steps would otherwise be registered from its start at each step.
 	mergeGrowth = 4
-	// refusedUses is how often memory that the device refused is used until it is tried again, as
-	// each try costs the process all its idle registrations.
+	// refusedUses is after how many uses memory that the device has refused is tried again. Each
+	// attempt costs the process all its idle registrations.
 	refusedUses = 1024
 )
 
 // whole reports whether m is small enough to be registered as a whole.
 func (c *Cache) whole(m classified) bool { return m.hi-m.lo <= c.wholeMost() }
 
-// wholeMost bounds what is registered although less was acquired, in bytes.
+// wholeMost returns how many bytes are registered at most when less was acquired.
 func (c *Cache) wholeMost() uintptr {
 	return uintptr(min(wholeMax, c.budget.limit()/wholeShare, int64(c.config.MaxRegistration)))
 }
 
-// promote registers b, and what may be registered with it, for the cache and a user, or nil. It
-// returns neither a region nor an error if there is no room.
+// promote registers b, and what may be registered with it, for the cache and for a user, who may be
+// nil. If there is no room, it returns neither a region nor an error.
 func (c *Cache) promote(b []byte, access Access, m classified, user *User) (*Region, error) {
-	// What this costs is paid for by uses that were copied. If the region goes, or there is no room
-	// for it, the next one is paid for again: too many buffers are not registered at each use.
+	// The uses that were copied have paid for this registration. If the region goes, or there is no
+	// room for it, the count begins again: too many buffers are then not registered at each use.
 	u := c.useOf(b, m)
 	c.budget.seen.set(u, 0)
 	start := addressOf(b)
@@ -70,7 +68,7 @@ func (c *Cache) promote(b []byte, access Access, m classified, user *User) (*Reg
 	}
 	r.validator.attach(r)
 	if !c.enter(r, start, end) {
-		// Another goroutine was faster, or the cache was closed: for this use only.
+		// Another goroutine was faster, or the cache was closed: register for this use only.
 		c.budget.unreserve(size)
 		return r, nil
 	}
@@ -86,8 +84,8 @@ func (c *Cache) promote(b []byte, access Access, m classified, user *User) (*Reg
 	return r, nil
 }
 
-// merge widens a range to take in the valid regions that it overlaps, unless they make it
-// much larger. It adds their rights in either case.
+// merge widens a range by the valid regions that it overlaps, unless that makes it much larger. In
+// either case it adds their rights.
 func (c *Cache) merge(lo, hi uintptr, access Access) (uintptr, uintptr, Access, bool) {
 	c.budget.mu.Lock()
 	overlapping := c.index.overlappingLocked(lo, hi)
@@ -109,9 +107,9 @@ func (c *Cache) merge(lo, hi uintptr, access Access) (uintptr, uintptr, Access, 
 	return lo, hi, access, merged
 }
 
-// enter puts r into the index in place of the regions that it overlaps, whose users become its own,
-// and takes the cache's reference. It does nothing and returns false if the cache is closed, or if
-// another region that serves [start, end) as well has been entered meanwhile.
+// enter puts r into the index in place of the regions that it overlaps, whose users become r's, and
+// takes the cache's reference. If the cache is closed, or another region that serves [start, end) has
+// been entered meanwhile, it does nothing and returns false.
 func (c *Cache) enter(r *Region, start, end uintptr) bool {
 	b := c.budget
 	b.mu.Lock()

@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// A Range is memory whose mapping is declared stable by its owner, or
-// watched by the kernel. It concerns all caches of the process.
+// A Range is memory whose mapping is declared stable by its owner, or watched by the kernel. It applies
+// to all caches of the process.
 type Range struct {
 	memory []byte // also keeps an object on Go's heap alive
 	kind   Kind
@@ -25,23 +25,21 @@ type Range struct {
 	regions regionSet // those that this range is the validator of
 }
 
-// Declare promises that b stays mapped to the pages it has, or will have when they
-// are first touched, until Withdraw: no munmap, mremap, MADV_DONTNEED or the
-// like. It may then be cached from its first use on, in all caches of the
-// process. Without a declaration, memory outside the Go heap is copied.
+// Declare promises that b stays mapped to the pages that it has, or will have when they are first
+// touched, until Withdraw: no munmap, mremap, MADV_DONTNEED or the like. Then all caches of the process
+// may cache it from its first use on. Without a declaration, memory outside the Go heap is copied.
 //
-// The error matches syscall.EEXIST when a part of b is declared or watched already, EINVAL when b
-// is empty.
+// The error matches syscall.EEXIST if a part of b is declared or watched already, and EINVAL if b is
+// empty. Declare may be called concurrently.
 func Declare(b []byte) (*Range, error) {
 	return ranges.add(&Range{memory: b, kind: Declared})
 }
 
-// Withdraw ends the declaration or the watch. If it returns nil, no cache of the
-// process holds a registration of the range any more, and the memory may be unmapped.
-// ErrInUse: transfers still use a registration, which goes when they are done. Any other
-// error is that of a device that has not deregistered one. After either the memory must
-// stay mapped. (Registrations for one use are not counted: no Read or Write of the memory may
-// be under way.)
+// Withdraw ends the declaration or the watch. If it returns nil, no cache of the process has a
+// registration of the range any more, and the memory may be unmapped. ErrInUse: transfers still use a
+// registration, which is removed when they end. Any other error is that of a device that has not
+// deregistered the memory. After either error the memory must stay mapped. (Registrations for one use
+// are not counted: no Read or Write of the memory may be in progress.)
 func (r *Range) Withdraw() error {
 	err := r.invalidate(RangeWithdrawn)
 	if r.watch != nil {
@@ -50,7 +48,8 @@ func (r *Range) Withdraw() error {
 	return err
 }
 
-// invalidate has valid return false, before others can declare the memory, and removes its regions.
+// invalidate makes valid return false, before the memory can be declared again, and removes the range's
+// regions.
 func (r *Range) invalidate(cause Cause) error {
 	r.gone.Store(true)
 	ranges.remove(r)
@@ -70,8 +69,8 @@ func (r *Range) attach(region *Region) { r.regions.add(region) }
 
 func (r *Range) detach(region *Region, err error) { r.regions.remove(region, err) }
 
-// rangeSet is the set of a process's ranges, which do not overlap. It is searched when
-// memory is registered, not at hits.
+// rangeSet is the set of a process's ranges, which do not overlap. It is searched when memory is
+// registered, not at hits.
 type rangeSet struct {
 	mu  sync.RWMutex
 	all []*Range // by address; guarded by mu
@@ -86,7 +85,7 @@ func (s *rangeSet) add(r *Range) (*Range, error) {
 	start, end := r.bounds()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at := s.afterLocked(end - 1) // behind the last that starts before its end
+	at := s.afterLocked(end - 1) // after the last range that starts before end
 	if at > 0 {
 		if _, last := s.all[at-1].bounds(); last > start {
 			return nil, fmt.Errorf("regcache: declare: overlaps a declared range: %w", syscall.EEXIST)
@@ -110,7 +109,7 @@ func (s *rangeSet) afterLocked(address uintptr) int {
 	})
 }
 
-// memory finds the range that b, which is not empty, lies in.
+// memory finds the range in which b lies, which is not empty.
 func (s *rangeSet) memory(b []byte) (classified, bool) {
 	first := addressOf(b)
 	s.mu.RLock()

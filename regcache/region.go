@@ -14,50 +14,49 @@ type Region struct {
 	access     Access
 	mr         MR
 	kind       Kind
-	validator  validator // nil for a region that is not for the cache
+	validator  validator // nil for a region that is registered for one use
 
-	// refs counts the holders, among them the cache while the region is in it. Whoever
-	// brings it to 0 deregisters the region. It never rises from 0.
+	// refs counts the holders, one of which is the cache while the region is in it. Whoever brings it
+	// to 0 deregisters the region. It never rises from 0.
 	refs atomic.Int64
 	hits atomic.Uint64
-	used atomic.Bool // since the budget last looked for what to evict
+	used atomic.Bool // since the budget last examined the region for eviction
 
-	users    sync.Map             // by *User: those that have used it and were not found to have left
-	lastUser atomic.Pointer[User] // the last that was noted there, for which a hit needs no look-up
+	users    sync.Map             // by *User: those that have used it, as far as they were not found to have left
+	lastUser atomic.Pointer[User] // the last one added to users, for which a hit needs no look-up
 
 	keep []byte  // the memory of a region for one use
-	pin  *Region // the local registration under an exposure
+	pin  *Region // the local registration of an exposure's memory
 
-	cached bool          // in the index; this and place are guarded by budget.mu
+	cached bool          // in the index; guarded by budget.mu, like place
 	place  *list.Element // in the budget's order
 }
 
 // MR returns the device's registration.
 func (r *Region) MR() MR { return r.mr }
 
-// LKey names the region in the device's work requests.
+// LKey returns the key of the region in the device's own work requests.
 func (r *Region) LKey() uint32 { return r.mr.LKey }
 
-// RKey names the region in a peer's work requests. It is for regions acquired
+// RKey returns the key of the region in a peer's work requests. It is for regions that were acquired
 // with a remote right.
 func (r *Region) RKey() uint32 { return r.mr.RKey }
 
-// Range returns what is registered: the memory acquired and perhaps more
-// around it.
+// Range returns the range that is registered: the memory that was acquired, and perhaps more around it.
 func (r *Region) Range() (start uintptr, n int) { return r.start, int(r.end - r.start) }
 
-// size is what the region counts for in the budget.
+// size returns what the region counts as in the budget.
 func (r *Region) size() int64 { return pinnedSize(r.start, r.end) }
 
-// pinnedSize is what a registration costs of RLIMIT_MEMLOCK, in bytes: every page
-// that it touches (ib_umem_get, drivers/infiniband/core/umem.c).
+// pinnedSize returns what a registration takes of RLIMIT_MEMLOCK, in bytes: every page that it touches
+// (ib_umem_get, drivers/infiniband/core/umem.c).
 func pinnedSize(start, end uintptr) int64 {
 	return int64((end+pageSize-1)&^(pageSize-1) - start&^(pageSize-1))
 }
 
 var pageSize = uintptr(os.Getpagesize())
 
-// hold takes a reference, unless the region is being deregistered.
+// hold takes a reference, unless the region is being deregistered, and reports whether it did.
 func (r *Region) hold() bool {
 	for {
 		refs := r.refs.Load()
@@ -70,8 +69,8 @@ func (r *Region) hold() bool {
 	}
 }
 
-// Release ends one use. An error is the device's, which was to deregister the region and
-// has not: a peer that had access may still have it.
+// Release ends one use. The error is that of a device which has not deregistered the region: a peer
+// that had access may still have it.
 func (r *Region) Release() error {
 	switch refs := r.refs.Add(-1); {
 	case refs > 0:
@@ -82,16 +81,15 @@ func (r *Region) Release() error {
 	return r.drop()
 }
 
-// invalidate takes the region out of its cache because it is no longer valid, or nobody is left who
-// uses it. It is deregistered now, or at the last Release.
+// invalidate takes the region out of its cache because it is no longer valid, or has no users left. It
+// is deregistered now, or at the last Release.
 func (r *Region) invalidate(cause Cause) {
 	if r.expel(cause) {
 		r.drop()
 	}
 }
 
-// expel is invalidate without the deregistration: if it returns true, the caller has to drop
-// the region.
+// expel is invalidate without the deregistration: if it returns true, the caller must drop the region.
 func (r *Region) expel(cause Cause) (idle bool) {
 	b := r.cache.budget
 	b.mu.Lock()

@@ -6,11 +6,11 @@ import (
 	"sync"
 )
 
-// regionSet is the set of registered regions of a cache or a range. All of them have to be
-// deregistered before its protection domain or its memory goes.
+// regionSet is the set of registered regions of a cache or a range. All of them must be deregistered
+// before the protection domain or the memory goes.
 type regionSet struct {
-	mu      sync.Mutex    // guards what follows
-	changed chan struct{} // closed when one is removed; nil unless that is waited for
+	mu      sync.Mutex    // guards the fields below
+	changed chan struct{} // closed when a region is removed; nil unless something waits for that
 	regions map[*Region]struct{}
 	refused error // the first error of a device that did not deregister a region
 }
@@ -45,9 +45,9 @@ func (s *regionSet) list() []*Region {
 	return slices.Collect(maps.Keys(s.regions))
 }
 
-// invalidateAll takes all regions out of their cache and waits until the device has deregistered
-// those that are not in use. ErrInUse means that some are in use; any other error is that of
-// a device that did not deregister one.
+// invalidateAll takes all regions out of their cache, and waits until the device has deregistered those
+// that are not in use. ErrInUse means that some are in use; any other error is that of a device that
+// has not deregistered one.
 func (s *regionSet) invalidateAll(cause Cause) error {
 	for _, r := range s.list() {
 		r.invalidate(cause)
@@ -61,7 +61,7 @@ func (s *regionSet) invalidateAll(cause Cause) error {
 	return s.refused
 }
 
-// dropped waits until the regions that are being deregistered are gone, or late is closed.
+// dropped waits until the regions that are being deregistered are removed, or late is closed.
 func (s *regionSet) dropped(late <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

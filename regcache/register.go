@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// register registers with the device. If that is out of memory, it gives back everything
-// unused and tries once more.
+// register registers memory with the device. If that fails for lack of memory, it deregisters
+// everything unused and tries once more.
 func (c *Cache) register(start uintptr, n int, access Access) (MR, error) {
 	if limit := c.budget.memlock; limit != 0 && int64(n) > limit || n > c.config.MaxRegistration {
 		return MR{}, c.refused(n, syscall.ENOMEM)

@@ -6,22 +6,21 @@ import (
 	"weak"
 )
 
-// How much memory is remembered: four times the regions that a budget has by default, in sets of
-// four. With sets of one, one in 32 of 128 buffers used in turn would share its set with another,
-// and neither would ever have come before.
+// How much memory is remembered: four times as much as the default budget has regions, in sets of four.
+// With sets of one, one in 32 of 128 buffers used in turn would share its set with another, and neither
+// would ever be found.
 const (
 	seenBits = 10
 	seenWays = 4
 )
 
-// seen remembers recently used memory, and counts its uses. It forgets by overwriting.
+// seen remembers recently used memory, and counts its uses. New entries overwrite old ones.
 type seen struct {
 	sets [1 << seenBits][seenWays]atomic.Pointer[counted]
 }
 
-// use is a use of memory for a cache. The allocator hands addresses out again, so on the heap
-// it is the object that shows whether the memory is the same: a weak pointer to another one is
-// never equal.
+// use is a use of memory for a cache. The allocator reuses addresses, so on the heap the object shows
+// whether the memory is the same: a weak pointer to another object is never equal.
 type use struct {
 	address, cache uintptr
 	object         weak.Pointer[byte] // zero: not on the heap
@@ -37,7 +36,7 @@ func setOf(u use) uint64 {
 	return uint64(u.address^u.cache) * golden >> (64 - seenBits)
 }
 
-// find returns what counts u's uses, or nil and the place for it.
+// find returns the count of u's uses, or nil and the place for it.
 func (s *seen) find(u use) (*counted, *atomic.Pointer[counted]) {
 	set := &s.sets[setOf(u)]
 	place := &set[rand.IntN(seenWays)]
@@ -51,8 +50,8 @@ func (s *seen) find(u use) (*counted, *atomic.Pointer[counted]) {
 	return nil, place
 }
 
-// note notes u, and returns how often that was done before, or what set has made of it. If it is
-// not remembered, that is as often as before.
+// note counts a use of u, and returns how often u was used before, or the number from set. If u is not
+// remembered, it counts from before.
 func (s *seen) note(u use, before int) int {
 	c, place := s.find(u)
 	if c == nil {
@@ -63,7 +62,7 @@ func (s *seen) note(u use, before int) int {
 	return int(c.times.Add(1) - 1)
 }
 
-// set has u counted from times on.
+// set makes the count of u go on from times.
 func (s *seen) set(u use, times int64) {
 	if c, _ := s.find(u); c != nil {
 		c.times.Store(times)

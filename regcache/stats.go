@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// Stats is what a cache has done since it was made, and what it holds now; or
-// the sum of that over the caches of a Budget, those included that were closed.
+// Stats is what a cache has done since it was made, and what it has now; or the sum over the caches of
+// a Budget, including those that were closed.
 type Stats struct {
 	Hits     uint64 // found registered, valid, and with the rights needed
-	Misses   uint64 // not found so; what is exposed to a peer is not looked up
+	Misses   uint64 // not found so; memory that is exposed to a peer is not looked up
 	Merges   uint64 // registrations that took the place of older, overlapping ones
 	Promoted uint64 // registrations put into the cache
 
@@ -18,14 +18,14 @@ type Stats struct {
 	// time, Full because the cache had no room, Exposed for a peer.
 	Once, Full, Exposed uint64
 
-	Unknown          uint64 // ErrUnknownMemory returned: the provider copied
-	Refused          uint64 // ENOBUFS returned: the device takes no more, or has refused this memory lately (not tried then)
+	Unknown          uint64 // ErrUnknownMemory was returned: the provider copied
+	Refused          uint64 // ENOBUFS was returned: the device takes no more, or has refused this memory recently (then it was not tried)
 	Failed           uint64 // registrations that failed for another reason
-	Flushes          uint64 // the device was out of memory: all unused given back
-	Evictions        uint64 // taken out to make room, flushes included
-	DeregisterFailed uint64 // the device refused; the registration is forgotten
+	Flushes          uint64 // the device was out of memory: everything unused was deregistered
+	Evictions        uint64 // taken out to make room, including flushes
+	DeregisterFailed uint64 // the device refused to deregister; the registration is forgotten
 
-	// Regions taken out of the cache as they were no longer valid, or of use.
+	// Regions taken out of the cache because they were no longer valid, or no longer of use.
 	Invalidated map[Cause]uint64
 
 	Registrations   uint64 // calls of the device
@@ -35,13 +35,13 @@ type Stats struct {
 
 	Entries   int   // regions in the cache
 	Bytes     int64 // their size, in whole pages, as RLIMIT_MEMLOCK counts
-	IdleBytes int64 // of those that are not in use now
-	// All that is registered now: in the cache, in use or not, and beside it.
+	IdleBytes int64 // of regions that are not in use now
+	// Everything that is registered now: in the cache, in use or not, and outside it.
 	PinnedEntries int64
 	PinnedBytes   int64
 }
 
-// A Cause is why a registration was no longer valid, or of use.
+// A Cause is why a registration was no longer valid, or no longer of use.
 type Cause uint8
 
 const (
@@ -49,14 +49,14 @@ const (
 	RangeWithdrawn              // its owner withdrew the declaration
 	MappingChanged              // the kernel reported munmap, mremap or madvise
 	CacheClosed
-	UsersLeft // all that had used it have, a second or two before
+	UsersLeft // all its users have left, one to two seconds before
 )
 
 func (c Cause) String() string {
 	return [...]string{"object died", "range withdrawn", "mapping changed", "cache closed", "users left"}[c]
 }
 
-// cause returns why a region of this kind ceases to be valid.
+// cause returns why a region of this kind stops being valid.
 func (k Kind) cause() Cause {
 	switch k {
 	case Declared:
@@ -67,7 +67,7 @@ func (k Kind) cause() Cause {
 	return ObjectDied
 }
 
-// count changes a cache's statistics. Hits are counted in the regions, so that they need no lock.
+// count changes a cache's statistics. Hits are counted in the regions, without a lock.
 func (c *Cache) count(change func(*Stats)) {
 	c.budget.mu.Lock()
 	defer c.budget.mu.Unlock()
@@ -104,15 +104,15 @@ func (b *Budget) Stats() Stats {
 	return s
 }
 
-// addCached adds what is counted in a region that is in its cache.
+// addCached adds the counts of a region that is in its cache.
 func (s *Stats) addCached(r *Region) {
 	s.Hits += r.hits.Load()
-	if r.refs.Load() <= 1 { // the cache's own
+	if r.refs.Load() <= 1 { // only the cache's own reference
 		s.IdleBytes += r.size()
 	}
 }
 
-// add adds the statistics of a cache, all of which are sums, but for its regions' hits.
+// add adds the statistics of a cache, all of which are sums, except the hits in its regions.
 func (s *Stats) add(t *Stats) {
 	sums, counts := reflect.ValueOf(s).Elem(), reflect.ValueOf(t).Elem()
 	for i := range sums.NumField() {

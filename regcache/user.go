@@ -5,41 +5,41 @@ import (
 	"time"
 )
 
-// unusedFor is how long what the last user has left stays cached, at least; it is twice that at most.
-// A client that connects for each request mostly uses the same buffers for the next
+// unusedFor is the least time that memory stays cached after its last user has left; the most is twice
+// that. A client that makes a connection for each request mostly uses the same buffers again
 // (docs/notes/registration-cache.md).
 const unusedFor = time.Second
 
-// A User is one of those that share a Cache, such as a connection. What is cached goes with the
-// last one that has used it.
+// A User is one of the users of a shared Cache, such as a connection. Cached memory goes with the last
+// user that has used it.
 type User struct {
 	cache *Cache
 	left  atomic.Pointer[time.Time] // when it has left; nil: it has not
 }
 
-// NewUser returns one that has used nothing yet.
+// NewUser returns a user that has used nothing yet.
 func (c *Cache) NewUser() *User { return &User{cache: c} }
 
-// Acquire is that of the cache. What stays cached, which for a peer's region is that below it, is
-// noted to be this user's, too.
+// Acquire is Cache.Acquire. It also notes that this user has used the region, or for a peer's region
+// the cached one below it.
 func (u *User) Acquire(b []byte, access Access) (*Region, error) {
 	return u.cache.acquire(b, access, u)
 }
 
 func (r *Region) note(u *User) {
-	r.users.LoadOrStore(u, nil) // without a lock if it is there
+	r.users.LoadOrStore(u, nil) // takes no lock if u is in the map
 	r.lastUser.Store(u)
 }
 
-// Leave has the cache give up what no other user has used, one to two seconds later; what is in use
-// then is deregistered when it is released. No Acquire is under way, and none follows.
+// Leave makes the cache deregister, one to two seconds later, what no other user has used; what is in
+// use then is deregistered when it is released. No Acquire may be in progress, or follow.
 func (u *User) Leave() {
 	now := time.Now()
 	u.left.Store(&now)
 	u.cache.sweepLater()
 }
 
-// sweepLater has a sweep follow, unless one is to come: it looks at every region, so there is one for
+// sweepLater schedules a sweep, unless one is scheduled: a sweep looks at every region, so one serves
 // all users that leave until then.
 func (c *Cache) sweepLater() {
 	c.budget.mu.Lock()
@@ -49,7 +49,7 @@ func (c *Cache) sweepLater() {
 	}
 }
 
-// sweep gives up what has had no user for unusedFor. Users that left later are the next one's.
+// sweep deregisters what has had no user for unusedFor. Later leaves are for the next sweep.
 func (c *Cache) sweep() {
 	c.budget.mu.Lock()
 	c.sweeper = nil

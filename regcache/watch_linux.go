@@ -26,35 +26,35 @@ const (
 	uffdMessageSize       = 32
 )
 
-// A watcher has a userfaultfd for one range. The range is registered for write protection,
-// but nothing is ever protected, so that no page faults are reported, only munmap, mremap,
-// MAP_FIXED and madvise. The kernel holds up the caller of such a change until the event is
-// read. The first event ends the range: what its owner maps there next is another range.
+// A watcher has a userfaultfd for one range. The range is registered for write protection, but nothing
+// is ever protected. So no page faults are reported, only munmap, mremap, MAP_FIXED and madvise. The
+// kernel delays the caller of such a change until the event is read. The first event ends the range:
+// what its owner maps there next is another range.
 type watcher struct {
 	file *os.File
 	fd   uintptr
-	// busy is set before an event is read, and stays set. quiet needs it, because reading
-	// the event lets the other thread continue.
+	// busy is set before an event is read, and stays set. quiet needs it, because reading the event
+	// lets the caller of the change continue.
 	busy atomic.Bool
 	done chan struct{} // closed when the reader has ended
 }
 
-// Watch lets b be cached as long as the kernel reports no change of its mapping. munmap,
-// mmap with MAP_FIXED, mremap, MADV_DONTNEED and MADV_FREE take it out of all caches at
-// once; from then on it is memory of unknown kind.
+// Watch lets b be cached as long as the kernel reports no change of its mapping. munmap, mmap with
+// MAP_FIXED, mremap, MADV_DONTNEED and MADV_FREE take it out of all caches at once; from then on it is
+// memory of unknown kind. Watch may be called concurrently.
 //
-// b must be private anonymous memory that the program has mapped, in whole pages, and
-// not of MAP_HUGETLB: the pages of a file or of shared memory could be changed unseen by
-// a holder of its descriptor. Each Range has a file descriptor and a goroutine until
-// Withdraw, and each hit in it costs a system call. Declare costs none of these.
+// b must be private anonymous memory that the program has mapped, in whole pages, and not of
+// MAP_HUGETLB: a holder of its descriptor could change the pages of a file or of shared memory unseen.
+// Until Withdraw, each Range has a file descriptor and a goroutine, and each hit in it costs a system
+// call. Declare costs none of these.
 //
-// The kernel does not report MADV_GUARD_INSTALL, nor shmat with SHM_REMAP: withdraw the
-// range before those. It reports MADV_DONTNEED and MADV_FREE before they take effect: to
-// watch the same memory again, wait until they have returned and withdraw the range that
-// they have ended. The error matches syscall.EBUSY or EEXIST while that is under way.
+// The kernel does not report MADV_GUARD_INSTALL, nor shmat with SHM_REMAP: withdraw the range before
+// those. It reports MADV_DONTNEED and MADV_FREE before they take effect: to watch the same memory
+// again, wait until they have returned, and withdraw the range that they have ended. Until then the
+// error matches syscall.EBUSY or EEXIST.
 //
-// It matches ENOSYS, EPERM or EINVAL where the kernel cannot watch that memory. That
-// needs Linux 5.11.
+// The error matches ENOSYS, EPERM or EINVAL if the kernel cannot watch that memory. Watch needs Linux
+// 5.11.
 func Watch(b []byte) (*Range, error) {
 	if len(b) == 0 || addressOf(b)%pageSize != 0 || uintptr(len(b))%pageSize != 0 {
 		return nil, fmt.Errorf("regcache: watch: not whole pages: %w", unix.EINVAL)
@@ -129,8 +129,8 @@ func newWatcher(b []byte) (*watcher, error) {
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, uffdioRegister, uintptr(unsafe.Pointer(&register))); errno != 0 {
 		return fail("UFFDIO_REGISTER", errno)
 	}
-	// Non-blocking, so that it goes to the runtime's poller. Not earlier: until
-	// UFFDIO_API it polls as an error.
+	// Non-blocking, for the runtime's poller, and not earlier: until UFFDIO_API the descriptor polls as
+	// an error.
 	file := os.NewFile(fd, "userfaultfd")
 	return &watcher{file: file, fd: fd, done: make(chan struct{})}, nil
 }
@@ -142,7 +142,7 @@ func (w *watcher) read(r *Range) {
 		conn.Read(func(fd uintptr) bool {
 			ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 			if n, err := unix.Poll(ready, 0); err != nil || n == 0 {
-				return false // wait for the runtime's poller
+				return false // wait in the runtime's poller
 			}
 			w.busy.Store(true)
 			var message [uffdMessageSize]byte
@@ -151,19 +151,19 @@ func (w *watcher) read(r *Range) {
 		})
 	}
 	w.busy.Store(true)
-	w.file.Close() // releases threads that further events hold up
+	w.file.Close() // releases threads that further events delay
 	r.invalidate(MappingChanged)
 }
 
 // zeroWriteProtect is an invalid argument of UFFDIO_WRITEPROTECT.
 var zeroWriteProtect struct{ start, length, mode uint64 }
 
-// quiet reports whether the mapping is as it was when the watch began. The event of an
-// munmap arrives only after the mapping has changed, when another thread may have mapped
-// something there. But the kernel increments mmap_changing before it changes anything and
-// decrements it after the event was read, and UFFDIO_WRITEPROTECT checks it first: EAGAIN
-// while it is not 0, else EINVAL for the other arguments (fs/userfaultfd.c). busy, set
-// before the read, covers the time after it. The call never blocks, so a RawSyscall will do.
+// quiet reports whether the mapping is as it was when the watch began. The event of an munmap arrives
+// only after the mapping has changed, when another thread may have mapped something there. But the
+// kernel increments mmap_changing before it changes anything, and decrements it after the event was
+// read. UFFDIO_WRITEPROTECT checks it first: it returns EAGAIN while mmap_changing is not 0, else
+// EINVAL for the other arguments (fs/userfaultfd.c). busy, set before the read, covers the time after
+// it. The call never blocks, so RawSyscall may be used.
 func (w *watcher) quiet() bool {
 	if w.busy.Load() {
 		return false
@@ -172,9 +172,9 @@ func (w *watcher) quiet() bool {
 	return errno == unix.EINVAL && !w.busy.Load()
 }
 
-// close ends the watch of memory. If the mapping is unchanged it is unregistered first: a
-// forked child shares the descriptor until it calls exec, so that closing it here would not
-// keep an munmap from waiting. If the mapping has changed, the memory may be another's.
+// close ends the watch of memory. If the mapping is unchanged, the memory is unregistered first: a
+// forked child shares the descriptor until it calls exec, so that closing it here would not keep an
+// munmap from waiting. If the mapping has changed, the memory may belong to another owner.
 func (w *watcher) close(memory []byte) {
 	if conn, err := w.file.SyscallConn(); err == nil && w.quiet() {
 		conn.Control(func(fd uintptr) {
@@ -184,7 +184,7 @@ func (w *watcher) close(memory []byte) {
 	}
 	w.busy.Store(true)
 	if err := w.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
-		panic(fmt.Sprintf("regcache: close userfaultfd: %v", err)) // EBADF: other code closed our descriptor
+		panic(fmt.Sprintf("regcache: close userfaultfd: %v", err)) // EBADF: other code has closed this descriptor
 	}
 	<-w.done
 }

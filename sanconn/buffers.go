@@ -5,20 +5,20 @@ import (
 	"slices"
 )
 
-// WriteBuffers writes the slices of v as one Write, packing small ones
-// together, and removes from v what was written, as net.Buffers.WriteTo does
-// for a *net.TCPConn. (Given any other connection, WriteTo writes slice by slice.) Without
-// bytes its error is that of a Write of none, where net finds nothing but Close and deadlines.
+// WriteBuffers writes the slices of v as one Write, packing small ones together, and removes from v
+// what was written, as net.Buffers.WriteTo does for a *net.TCPConn. (For other connections, WriteTo
+// writes slice by slice.) If v has no bytes, the error is that of a Write of no bytes, where net only
+// finds Close and deadlines.
 func (c *Conn) WriteBuffers(v *net.Buffers) (int64, error) {
 	w := pendingWrite{v: v}
 	err := c.out.write(c, &w)
-	if oe, ok := err.(*net.OpError); ok && oe.Op == opWrite { // of this call alone
+	if oe, ok := err.(*net.OpError); ok && oe.Op == opWrite { // not an error of net's operation writev
 		oe.Op = opWritev
 	}
 	return w.n, err
 }
 
-// writePieceOf writes and removes what of v goes to TCP at a time.
+// writePieceOf writes at most a writePiece of v to TCP, and removes it from v.
 func writePieceOf(v *net.Buffers, tcp *net.TCPConn) (int64, error) {
 	left := writePiece
 	for i, b := range *v {
@@ -31,7 +31,7 @@ func writePieceOf(v *net.Buffers, tcp *net.TCPConn) (int64, error) {
 		}
 	}
 	n, err := v.WriteTo(tcp)
-	consume(v, 0) // net leaves slices of no bytes where there are no others
+	consume(v, 0) // net leaves slices of no bytes if there are no others
 	return n, err
 }
 

@@ -8,25 +8,24 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// closeTimeout bounds how long a connection that is closed while it goes back to TCP still
-// waits for the peer, in the background, and how long TCP goes on sending what came back;
-// closeWait how long Close waits for that: the peer has all then even if the process ends.
+// closeTimeout bounds how long a connection that is closed on its way back to TCP waits for the peer,
+// in the background, and how long TCP goes on sending what came back. closeWait bounds how long Close
+// waits for that: after it the peer has all, even if the process ends.
 const (
 	closeTimeout = 10 * time.Second
 	closeWait    = time.Second
 )
 
-// Close ends both directions. What was written is still delivered, and the peer
-// then reads io.EOF; if data that arrived was not read here, or after SetLinger(0), it
-// finds a reset instead. Blocked operations return net.ErrClosed, and so does a second
-// Close.
+// Close ends both directions. What was written is still delivered, and then the peer reads io.EOF. If
+// data that has arrived was not read here, or after SetLinger(0), the peer finds a reset instead.
+// Blocked operations return net.ErrClosed, and so does a second Close.
 //
-// Over "verbs" the bytes on their way would be lost with the process, so Close waits
-// until the peer has them: up to Options.CloseTimeout for a peer that goes on taking
-// them, a second for one that takes none, or less than 128 KiB. (Delivery then goes on in the background.)
-// Before that it waits up to Options.CancelTimeout for an operation in the middle of a
-// transfer. Over "shm" it waits only in the rare case that control messages have no
-// room yet. A connection that is on its way back to TCP waits for the peer up to a second.
+// Over "verbs" bytes in flight would be lost with the process. So Close waits until the peer has them:
+// up to Options.CloseTimeout for a peer that goes on taking them, one second for a peer that takes
+// none, or less than 128 KiB. (Delivery then goes on in the background.) Before that, it waits up to
+// Options.CancelTimeout for an operation in the middle of a transfer. Over "shm" it waits only in the
+// rare case that control messages have no room yet. On its way back to TCP a connection waits for the
+// peer up to a second.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	if c.closed.Swap(true) {
@@ -34,12 +33,12 @@ func (c *Conn) Close() error {
 		return c.opError(opClose, net.ErrClosed)
 	}
 	raceedge.Release()
-	c.cleanup.Stop() // or a connection that is forgotten would be closed twice
+	c.cleanup.Stop() // otherwise the cleanup could close the connection again
 	s, goesBack := c.session, c.state.goesBack()
-	if s != nil || goesBack { // else the end of TCP ends all operations
+	if s != nil || goesBack { // otherwise the end of TCP ends all operations
 		c.in.deadline.close(c.tcp)
 	}
-	if s != nil { // what came back goes on
+	if s != nil { // what came back is still sent
 		c.out.deadline.close(c.tcp)
 	}
 	c.changedLocked()
@@ -56,9 +55,9 @@ func (c *Conn) Close() error {
 	return c.closeTCP()
 }
 
-// CloseRead ends the reading direction: Read returns io.EOF. As with TCP, the peer's Writes
-// wait once there is no more room for what nobody reads; on a SAN until Close, whether or not
-// CloseWrite was called.
+// CloseRead ends the reading direction: Read returns io.EOF. As with TCP, the peer's Writes wait once
+// there is no more room for unread bytes. On a SAN they wait until Close, whether or not CloseWrite was
+// called.
 func (c *Conn) CloseRead() error {
 	c.mu.Lock()
 	if c.closed.Load() {
@@ -68,7 +67,7 @@ func (c *Conn) CloseRead() error {
 	c.state.in.shut = true
 	byTCP, s := c.state.byTCP(), c.in.san.Load()
 	if !byTCP {
-		c.in.deadline.hold(c.tcp) // a Read in TCP ends
+		c.in.deadline.hold(c.tcp) // ends a Read in TCP
 	}
 	c.steppedLocked()
 	c.mu.Unlock()
@@ -81,9 +80,9 @@ func (c *Conn) CloseRead() error {
 	return nil
 }
 
-// CloseWrite ends the writing direction: the peer reads io.EOF after what was written. Later
-// Writes fail with EPIPE, whatever has become of the connection. If the peer has closed already,
-// that is no error.
+// CloseWrite ends the writing direction: the peer reads io.EOF after what was written. Later Writes
+// fail with EPIPE, whatever has become of the connection. It is no error if the peer has closed
+// already.
 func (c *Conn) CloseWrite() error {
 	raceedge.Release()
 	c.mu.Lock()
@@ -94,7 +93,7 @@ func (c *Conn) CloseWrite() error {
 	c.state.out.shut = true
 	phase, s := c.state.phase, c.session
 	if phase == proposed || phase == onSAN {
-		c.out.deadline.hold(c.tcp) // a Write in TCP ends
+		c.out.deadline.hold(c.tcp) // ends a Write in TCP
 	}
 	c.boundAnswerLocked()
 	c.steppedLocked()
@@ -110,24 +109,24 @@ func (c *Conn) CloseWrite() error {
 			return c.opError(opClose, err)
 		}
 	}
-	return nil // the proposal's answer, or the end of leaving, decides where the stream ends
+	return nil // the proposal's answer, or the end of leaving, decides on which carrier the stream ends
 }
 
-// endStream ends the stream on the session, behind its begin.
+// endStream ends the stream on the session, after its begin.
 func (c *Conn) endStream(s *session.Session, end func(*session.Session) error) error {
 	c.mu.Lock()
 	begun := c.state.out.begun
 	c.mu.Unlock()
 	if !begun {
-		c.out.op.Lock() // a Write in TCP has been woken
+		c.out.op.Lock() // a Write in TCP was woken before
 		c.out.crossLocked(c, s, nil)
 		c.out.op.Unlock()
 	}
 	return end(s)
 }
 
-// closeSession ends the session's stream and then TCP. The order matters: to a peer that is
-// on the session, an end of TCP alone is a cut.
+// closeSession ends the session's stream and then TCP. The order matters: for a peer that is on the
+// session, an end of TCP alone is a cut.
 func (c *Conn) closeSession(s *session.Session) error {
 	if c.reset.Load() {
 		s.Abort()
@@ -150,7 +149,7 @@ func (c *Conn) closeSession(s *session.Session) error {
 	return nil
 }
 
-// unreadOnTCP reports whether bytes have come that nobody will read, before the session's.
+// unreadOnTCP reports whether unread bytes have come that precede the session's.
 func (in *incoming) unreadOnTCP(c *Conn) bool {
 	if in.san.Load() != nil {
 		return false
@@ -164,16 +163,16 @@ func (in *incoming) unreadOnTCP(c *Conn) bool {
 	return begun && at > in.bytes.Load() || !begun && queued(c.tcp) > 0
 }
 
-// unread reports whether bytes have come here that nobody has read.
+// unread reports whether bytes have come here that were not read.
 func (in *incoming) unread(c *Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return in.thrown || in.holds()
 }
 
-// closeTCP closes TCP, by a reset behind SetLinger(0), and if bytes of the peer's are unread that the
-// kernel does not have: they were taken from TCP, or came back from the SAN. A reset of the session
-// is found before this one.
+// closeTCP closes TCP. It does so by a reset after SetLinger(0), and if unread bytes of the peer's are
+// not in the kernel: they were taken from TCP, or came back from the SAN. The peer finds a reset of the
+// session before this one.
 func (c *Conn) closeTCP() error {
 	if c.reset.Load() || c.in.unread(c) {
 		c.tcp.SetLinger(0)
@@ -181,7 +180,7 @@ func (c *Conn) closeTCP() error {
 	return c.tcp.Close()
 }
 
-// closeLeaving closes a connection that goes back to TCP, once what came back has gone by it.
+// closeLeaving closes a connection that is going back to TCP, once what came back was sent by TCP.
 func (c *Conn) closeLeaving() {
 	closed := make(chan struct{})
 	go func() { // bounded by closeTimeout

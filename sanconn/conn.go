@@ -1,12 +1,12 @@
-// Package sanconn makes one net.Conn of two carriers: a TCP connection, on which each
-// connection begins, and a session over a SAN, to which it moves and from which it can come
-// back. It gives both the semantics of *net.TCPConn: deadlines, half-close, net's errors and
-// addresses, and the optional interfaces that code for TCP connections looks for. It chooses
-// no provider and does not decide when to move; package san does, and makes its connections.
+// Package sanconn makes one net.Conn of two carriers: a TCP connection, on which each connection
+// begins, and a session over a SAN, to which it can move and from which it can come back. Both have the
+// semantics of *net.TCPConn: deadlines, half-close, net's errors and addresses, and the optional
+// interfaces that code for TCP connections looks for. The package neither chooses a provider nor
+// decides when to move; package san does, and makes the connections.
 //
-// A program gets a *Conn from package san's Dial and Accept, as a net.Conn, and asserts the type
-// for what net.Conn has not: memory that is lent (Reserve, Peek), urgent data, Stats and Debug.
-// Options are fields of san.Dialer and san.ListenConfig.
+// A program gets a *Conn from package san's Dial and Accept, as a net.Conn. It asserts the type for
+// what net.Conn does not have: lent memory (Reserve, Peek), urgent data, Stats and Debug. Options are
+// fields of san.Dialer and san.ListenConfig.
 package sanconn
 
 import (
@@ -21,17 +21,16 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Conn is a connection. It behaves as *net.TCPConn does, whichever carrier its bytes go by.
-// All its methods may be called concurrently; the bytes of concurrent Writes are not mixed.
-// Its errors are *net.OpError with the causes that TCP has, but for io.EOF and ErrNoUrgent,
-// which are returned as they are.
+// Conn is a connection. It behaves as *net.TCPConn does, on either carrier. All its methods may be
+// called concurrently; the bytes of concurrent Writes are not mixed. Its errors are *net.OpError with
+// the causes that TCP has, except io.EOF and ErrNoUrgent, which are not wrapped.
 //
-//	handover.go             which carrier: the states and their transitions
+//	handover.go             the states of the two carriers, and their transitions
 //	outgoing.go incoming.go a direction on TCP
-//	use.go                  how much went by it, until it is to move
-//	move.go leave.go        to a session, as both ends agree, and back to TCP
-//	cross.go                where in its stream each direction moves
-//	descriptor.go           TCP's, which keeps the connection there while the program uses it
+//	use.go                  how much TCP has carried, which decides when to move
+//	move.go leave.go        moving to a session, on which both ends agree, and back to TCP
+//	cross.go                the position in its stream at which each direction moves
+//	descriptor.go           TCP's descriptor, whose use keeps the connection on TCP
 //	deadline.go close.go    what ends operations, and streams
 type Conn struct {
 	tcp       *net.TCPConn
@@ -44,28 +43,28 @@ type Conn struct {
 	use    usage
 	fd     tcpDescriptor
 	closed atomic.Bool
-	reset  atomic.Bool // SetLinger(0): Close is a reset
+	reset  atomic.Bool // after SetLinger(0): Close resets the connection
 
-	mu      sync.Mutex // guards what follows; nothing that blocks under it
+	mu      sync.Mutex // guards the fields below; nothing blocks with it held
 	state   handover
-	session *session.Session          // committed to, or nil
-	judge   func(answer []byte) error // of a proposal
-	refused error                     // why the last one came to nothing
-	inVain  error                     // why the way back to TCP was, behind which there is no other; nil: none was
+	session *session.Session          // the session that this end has committed to; or nil
+	judge   func(answer []byte) error // judges the answer to this end's proposal
+	refused error                     // why the last proposal has failed
+	inVain  error                     // why the way back to TCP has failed, after which there is no other; or nil
 	changed chan struct{}             // closed at the next change of state; nil: nobody waits for one
-	keep    session.KeepAlive         // what the program has set
-	past    *past                     // what is left of other sessions; nil: nothing
-	cleanup runtime.Cleanup           // of a connection that the program forgets
+	keep    session.KeepAlive         // set by the program
+	past    *past                     // what is kept of earlier sessions; or nil
+	cleanup runtime.Cleanup           // for a Conn that the program drops without Close
 }
 
-// past is what is left of sessions that were left.
+// past is what is kept of sessions that the connection has left.
 type past struct {
-	Stats                // less what others had by TCP before
-	urgent []byte        // that nobody has read
-	kept   *atomic.Int64 // what the connection has of keptOfAll; nil: it has had nothing of it
+	Stats                // without what other owners of the descriptor had by TCP before
+	urgent []byte        // not read yet
+	kept   *atomic.Int64 // the connection's part of keptOfAll; nil: it never had one
 }
 
-// ErrNoUrgent is returned by ReadUrgent when no urgent data is waiting.
+// ErrNoUrgent is the error of ReadUrgent when no urgent data is waiting.
 var ErrNoUrgent = session.ErrNoUrgent
 
 // MaxUrgent is the largest urgent message in bytes: 64.
@@ -81,7 +80,7 @@ func newConn(tcp *net.TCPConn, cfg newconn.Config) *Conn {
 	c := &Conn{tcp: tcp, life: cfg.Life, threshold: cfg.Threshold}
 	c.out.deadline.writes = true
 	if cfg.PassedOn {
-		c.fd.exposed.Store(1) // by those who had it
+		c.fd.exposed.Store(1) // to its earlier owners
 		c.out.written.Store(cfg.BytesWritten)
 		c.in.bytes.Store(cfg.BytesRead)
 		c.past = &past{Stats: Stats{TCPBytesSent: -cfg.BytesWritten, TCPBytesReceived: -cfg.BytesRead}}
@@ -91,8 +90,8 @@ func newConn(tcp *net.TCPConn, cfg newconn.Config) *Conn {
 	return c
 }
 
-// cleanUpLocked has a connection closed that the program forgets from now on, as in net, which
-// closes TCP: with the session that it has committed to, or nil. mu is held.
+// cleanUpLocked makes a Conn that the program drops be closed when it is collected, as net closes TCP,
+// with the session that it has committed to, or nil. mu is held.
 func (c *Conn) cleanUpLocked(s *session.Session) {
 	c.cleanup.Stop()
 	if !c.closed.Load() && (s != nil || c.life.Holds()) {
@@ -100,7 +99,7 @@ func (c *Conn) cleanUpLocked(s *session.Session) {
 	}
 }
 
-// forgotten is what is left of a connection that the program has forgotten.
+// forgotten is what remains of a Conn that was collected.
 type forgotten struct {
 	session *session.Session
 	life    newconn.Life
@@ -115,12 +114,11 @@ func (f forgotten) close() {
 	}()
 }
 
-// Read reads what has arrived into p, and blocks as long as nothing has. Once the
-// peer has closed its direction and everything before that was read, it returns
-// io.EOF. If the peer vanished, the error is ECONNRESET, or ETIMEDOUT if it stopped
-// answering: once, and io.EOF behind it. A process of this host that ended without closing
-// counts as closed, and the error is io.EOF, if it had read everything that came by the
-// SAN and did not end in the middle of a Write.
+// Read reads what has arrived into p, and blocks if nothing has. Once the peer has closed its direction
+// and everything before that was read, it returns io.EOF. If the peer has vanished, the error is
+// ECONNRESET, or ETIMEDOUT if it has stopped answering; after that error Reads return io.EOF. If a
+// process of this host has ended without closing, had read everything that came by the SAN, and was not
+// in the middle of a Write, that counts as a close: the error is io.EOF.
 func (c *Conn) Read(p []byte) (n int, err error) {
 	if len(p) == 0 {
 		if c.closed.Load() {
@@ -134,7 +132,7 @@ func (c *Conn) Read(p []byte) (n int, err error) {
 			raceedge.Acquire()
 			switch {
 			case err == nil, n > 0:
-				return n, nil // the next Read finds the error again
+				return n, nil // the next Read meets the error again
 			case err != session.ErrTaken:
 				return 0, c.readError(err)
 			}
@@ -151,14 +149,13 @@ func (c *Conn) Read(p []byte) (n int, err error) {
 	}
 }
 
-// Write writes all of p, or returns how many bytes it took and an error. After it has
-// returned, p is not accessed any more. Bytes that it took may still be lost if this
-// process or its host dies. The error is EPIPE or ECONNRESET where the peer does not
-// read any more, ETIMEDOUT where it does not answer.
+// Write writes all of p, or returns how many bytes it took and an error. After it has returned, p is
+// not accessed any more. Bytes that it took may still be lost if this process or its host dies. The
+// error is EPIPE or ECONNRESET if the peer does not read any more, and ETIMEDOUT if it does not answer.
 func (c *Conn) Write(p []byte) (int, error) {
 	w := pendingWrite{p: p}
 	if s := c.out.san.Load(); s != nil && !c.out.owned.Load() {
-		// As the loop in write has it, but without its defer, which costs a tenth of a small Write.
+		// Like the loop in write, but without its defer, which takes a tenth of a small Write.
 		raceedge.Release()
 		n, err := s.Write(p)
 		if err == nil {
@@ -173,16 +170,16 @@ func (c *Conn) Write(p []byte) (int, error) {
 	return int(w.n), err
 }
 
-// LocalAddr returns this end's address, a *net.TCPAddr: the peer's RemoteAddr. It must
-// not be changed.
+// LocalAddr returns this end's address, a *net.TCPAddr, which is the peer's RemoteAddr. It must not be
+// changed.
 func (c *Conn) LocalAddr() net.Addr { return c.tcp.LocalAddr() }
 
-// RemoteAddr returns the peer's address, a *net.TCPAddr: the peer's LocalAddr. It must
-// not be changed.
+// RemoteAddr returns the peer's address, a *net.TCPAddr, which is the peer's LocalAddr. It must not be
+// changed.
 func (c *Conn) RemoteAddr() net.Addr { return c.tcp.RemoteAddr() }
 
-// Provider returns the name of what carries the connection: "tcp", or that of the SAN
-// provider to which both directions have moved, "shm" or "verbs".
+// Provider returns the name of what carries the connection: "tcp", or the name of the SAN provider to
+// which both directions have moved, "shm" or "verbs".
 func (c *Conn) Provider() string {
 	if s := c.out.san.Load(); s != nil && c.in.san.Load() == s {
 		return s.Limits().Provider
@@ -190,9 +187,9 @@ func (c *Conn) Provider() string {
 	return "tcp"
 }
 
-// steppedLocked is changedLocked where state has changed: it is the one place that sets what
-// operations look at without mu, but for the two sessions: out.san and in.san are set by the holder
-// of the direction's op, as it moves or goes back.
+// steppedLocked is changedLocked after a change of state. It is the only place that sets what
+// operations read without mu, except the two sessions: the holder of a direction's op sets out.san or
+// in.san, when the direction moves or goes back.
 func (c *Conn) steppedLocked() {
 	h := &c.state
 	c.in.shut.Store(h.in.shut)
@@ -219,8 +216,8 @@ func (c *Conn) changedLocked() {
 	}
 }
 
-// awaitLocked waits for a change of state, up to t if that is not zero; mu is held, and
-// released meanwhile. It returns false if the time is up.
+// awaitLocked waits for a change of state, until t if that is not zero. mu is held, and released
+// meanwhile. It returns false if the time is up.
 func (c *Conn) awaitLocked(t time.Time) bool {
 	if c.changed == nil {
 		c.changed = make(chan struct{})

@@ -13,23 +13,23 @@ import (
 	"github.com/sanconn/san/internal/undernet"
 )
 
-// copySize is the size in bytes of what ReadFrom and WriteTo move at a time: from about
-// this size on, the shared-memory ring reaches its full rate.
+// copySize is how many bytes ReadFrom and WriteTo move at a time: from about this size on, the
+// shared-memory ring reaches its full rate.
 const copySize = 64 << 10
 
-// pumpSize is the size in bytes of a buffer in between: that of io.Copy's. In a server of files
-// twice as much took more time than larger pieces save.
+// pumpSize is the size in bytes of an intermediate buffer, the same as io.Copy's. In a file server,
+// twice as much cost more time than larger pieces save.
 const pumpSize = 32 << 10
 
-// fillPiece is how much of a source goes to TCP at a time, so that a long copy can move in
-// its middle.
+// fillPiece is how many bytes of a source go to TCP at a time, so that a long copy can move in its
+// middle.
 const fillPiece = 1 << 20
 
-// spares are buffers for copies between what does not keep them: Conns, files, net's sockets and
-// io.Discard. Making one takes longer than the rest of a copy of a few bytes.
+// spares are buffers for copies between readers and writers that do not keep them: Conns, files, net's
+// sockets and io.Discard. Making a buffer takes longer than the rest of a copy of a few bytes.
 var spares = sync.Pool{New: func() any { return new([pumpSize]byte) }}
 
-// spare is one of them, from its first use until put.
+// spare is one of the spares, from its first use until put.
 type spare struct{ b *[pumpSize]byte }
 
 func (s *spare) get() []byte {
@@ -46,19 +46,18 @@ func (s *spare) put() {
 	}
 }
 
-// errEnd: the source of a copy has ended. An io.EOF may be the sink's.
+// errEnd: the source of a copy has ended. An io.EOF may also be an error of the sink.
 var errEnd = errors.New("sanconn: the source has ended")
 
-// ReadFrom reads from r until io.EOF and writes everything to the connection.
-// io.Copy uses it. On TCP, regular files go by sendfile and stream sockets by splice, as in
-// net. On a SAN, they are read straight into the memory that the connection sends from.
-// What goes at a time is not what it is in net: of bytes for a peer that has closed, the first
-// piece counts as written.
-// Any other reader gets a buffer of its own, since it may block, or keep the slice. An error,
-// also r's, is in a *net.OpError, as net has it.
+// ReadFrom reads from r until io.EOF and writes everything to the connection. io.Copy uses it. On TCP,
+// regular files go by sendfile and stream sockets by splice, as in net. On a SAN, they are read
+// directly into the memory that the connection sends from. Any other reader gets a separate buffer,
+// because it may block, or keep the slice. The sizes of the pieces differ from net's: if the peer has
+// closed, the first piece counts as written. An error, including r's, is in a *net.OpError, as with
+// net.
 func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
-	// io.CopyN and net/http wrap their source in a LimitedReader. At its limit no
-	// further Read is needed to find the end.
+	// io.CopyN and net/http wrap their source in a LimitedReader. At its limit no further Read is
+	// needed to find the end.
 	src, limited := r.(*io.LimitedReader)
 	if !limited {
 		src = &io.LimitedReader{R: bare(r), N: 1<<63 - 1}
@@ -78,14 +77,14 @@ func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 	return n, c.copyError(opReadFrom, err)
 }
 
-// socket is one of net's.
+// socket is a socket of package net.
 type socket interface {
 	net.Conn
 	syscall.Conn
 }
 
-// socketOf returns the stream socket that x is, or nil: of a datagram socket pieces would be
-// truncated, and of a TCPConn of a program that cmd/san has built bytes need not go by its descriptor.
+// socketOf returns the stream socket that x is, or nil. Pieces of datagrams would be truncated, and the
+// bytes of a TCPConn in a program that cmd/san has built need not go by its descriptor.
 func socketOf(x any) socket {
 	switch x := x.(type) {
 	case *net.TCPConn:
@@ -100,8 +99,8 @@ func socketOf(x any) socket {
 	return nil
 }
 
-// bare returns the file or socket in r, if r is what os or net passes to io.Copy in its place:
-// a struct without its WriteTo, which io.Copy would call again.
+// bare returns the file or socket in r, if r is what os or net passes to io.Copy in its place: a struct
+// that hides WriteTo, which io.Copy would call again.
 func bare(r io.Reader) io.Reader {
 	if v := reflect.ValueOf(r); v.Kind() == reflect.Struct {
 		field := map[string]string{"os": "File", "net": "TCPConn"}[v.Type().PkgPath()]
@@ -114,9 +113,9 @@ func bare(r io.Reader) io.Reader {
 	return r
 }
 
-// fillFromFile reads the bytes that the file has now without a copy. The end, and what has
-// been appended, it finds in a buffer: that neither waits for room nor fails where the peer
-// has closed after the last byte.
+// fillFromFile reads the bytes that the file has now without a copy. A Read into a buffer then finds
+// the end, or what was appended meanwhile: that neither waits for room, nor fails if the peer has
+// closed after the last byte.
 func fillFromFile(c *Conn, f *os.File, src *io.LimitedReader) (int64, error) {
 	left := unread(f)
 	return inParts(src, func(b *spare) (n int, err error) {
@@ -143,8 +142,8 @@ func fillFromFile(c *Conn, f *os.File, src *io.LimitedReader) (int64, error) {
 	})
 }
 
-// unread returns how many bytes a regular file has from its position on. Files without a
-// size, as in /proc, may block.
+// unread returns how many bytes a regular file has after its position. Files without a size, as in
+// /proc, may block.
 func unread(f *os.File) int64 {
 	info, err := f.Stat()
 	if err != nil || !info.Mode().IsRegular() {
@@ -157,7 +156,7 @@ func unread(f *os.File) int64 {
 	return max(info.Size()-at, 0)
 }
 
-// fill has net move a piece of what a file has to TCP.
+// fill makes net move a piece of a file to TCP.
 func (o *outgoing) fill(c *Conn, file *os.File, most int64) (int, error) {
 	var n int64
 	err := o.piece(c, func() (int64, error) {
@@ -167,8 +166,8 @@ func (o *outgoing) fill(c *Conn, file *os.File, most int64) (int, error) {
 		}
 		n, err = c.tcp.ReadFrom(&io.LimitedReader{R: file, N: min(most, fillPiece)})
 		if err != nil {
-			// Where a deadline has passed before sendfile has begun, net reads from the file, and
-			// what it cannot write then is lost.
+			// If the deadline passes before sendfile has begun, net reads from the file, and what it
+			// cannot write then is lost.
 			if _, serr := file.Seek(at+n, io.SeekStart); serr != nil {
 				err = serr
 			}
@@ -183,7 +182,7 @@ func (o *outgoing) fill(c *Conn, file *os.File, most int64) (int, error) {
 	return int(n), err
 }
 
-// commitFrom has r, which neither waits nor keeps the slice, fill what Reserve has lent.
+// commitFrom lets r, which neither waits nor keeps the slice, fill what Reserve has lent.
 func commitFrom(c *Conn, r io.Reader, room []byte) (int, error) {
 	n, err := r.Read(room)
 	if sent, cerr := c.sendReserved(n); cerr != nil && n > 0 {
@@ -192,8 +191,8 @@ func commitFrom(c *Conn, r io.Reader, room []byte) (int, error) {
 	return n, err
 }
 
-// inParts copies by once, called again and again. What that takes of b is free again behind the
-// copy, or when it puts it back.
+// inParts copies by calling once again and again. The buffer that once takes from b is put back after
+// the copy, or earlier by once.
 func inParts(src *io.LimitedReader, once func(b *spare) (int, error)) (total int64, err error) {
 	var b spare
 	defer b.put()
@@ -208,7 +207,7 @@ func inParts(src *io.LimitedReader, once func(b *spare) (int, error)) (total int
 	return total, err
 }
 
-// copyOnce writes what one Read brings. It trusts neither with its counts.
+// copyOnce writes what one Read returns. It checks the counts of both.
 func copyOnce(dst io.Writer, src io.Reader, b []byte) (n int, err error) {
 	read, rerr := src.Read(b)
 	switch {
@@ -231,11 +230,11 @@ func copyOnce(dst io.Writer, src io.Reader, b []byte) (n int, err error) {
 	return n, err
 }
 
-// WriteTo reads from the connection until io.EOF and writes everything to w. io.Copy
-// uses it. On TCP it is net's, and what a writer has been given and not taken is lost. On a SAN,
-// regular files, net's stream sockets and io.Discard are given the bytes where they have arrived. Any
-// other writer gets them in a buffer of its own, since it may block, or keep the slice. An error, also
-// w's, is in a *net.OpError, as net has it.
+// WriteTo reads from the connection until io.EOF and writes everything to w. io.Copy uses it. On TCP it
+// is net's WriteTo: what w was given and has not written is lost. On a SAN, regular files, net's stream
+// sockets and io.Discard get the bytes where they have arrived. Any other writer gets them in a
+// separate buffer, because it may block, or keep the slice. An error, including w's, is in a
+// *net.OpError, as with net.
 func (c *Conn) WriteTo(w io.Writer) (n int64, err error) {
 	all := &io.LimitedReader{R: c, N: 1<<63 - 1}
 	if n, err = splice(w, all); err == errLook {
@@ -252,14 +251,15 @@ func (c *Conn) WriteTo(w io.Writer) (n int64, err error) {
 	return n, c.copyError(opWriteTo, err)
 }
 
-// mayBlock reports whether a file is no regular one, as a pipe. One that is closed does not.
+// mayBlock reports whether f is not a regular file, but a pipe for instance. A closed file does not
+// block.
 func mayBlock(f *os.File) bool {
 	info, err := f.Stat()
 	return err == nil && !info.Mode().IsRegular()
 }
 
-// drain writes to w by once, called again and again, from where the bytes lie; on TCP, where each
-// Peek would make a buffer, from one buffer.
+// drain writes to w by calling once again and again, without a copy. On TCP, where each Peek would need
+// a buffer, it uses one buffer.
 func drain(c *Conn, w io.Writer, all *io.LimitedReader, once func() (int, error)) (int64, error) {
 	return inParts(all, func(b *spare) (int, error) {
 		if c.in.san.Load() == nil {
@@ -274,8 +274,8 @@ func drain(c *Conn, w io.Writer, all *io.LimitedReader, once func() (int, error)
 	})
 }
 
-// drainOnce writes what lies there in one piece, to what neither waits nor keeps the slice. What
-// is lent keeps the connection from going back to TCP.
+// drainOnce writes the bytes that have arrived in one piece to w, which neither waits nor keeps the
+// slice. Lent bytes keep the connection from going back to TCP.
 func (c *Conn) drainOnce(w io.Writer) (int, error) {
 	b, err := c.Peek()
 	if err != nil {
@@ -289,7 +289,7 @@ func (c *Conn) drainOnce(w io.Writer) (int, error) {
 }
 
 // pump copies without io.Copy, which would call ReadFrom and WriteTo again. The buffer is not used
-// again, as the reader or writer may keep it.
+// again, because the reader or writer may keep it.
 func pump(w io.Writer, r *io.LimitedReader) (int64, error) {
 	b := make([]byte, max(min(pumpSize, r.N), 0))
 	return inParts(r, func(*spare) (int, error) { return copyOnce(w, r, b) })

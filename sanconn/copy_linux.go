@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fillFromSocket reads from a socket, which nobody else reads meanwhile. While that has
-// nothing, no room is reserved, which would keep other Writes from the connection. While
-// there is no room, the socket is not in use, which would keep its Close waiting.
+// fillFromSocket reads from a socket, from which nobody else reads meanwhile. While the socket has no
+// bytes, no room is reserved, which would block other Writes. While there is no room, the socket is not
+// in use, which would block its Close.
 func fillFromSocket(c *Conn, from socket, src *io.LimitedReader) (int64, error) {
 	raw, err := from.SyscallConn()
 	if err != nil {
@@ -42,9 +42,9 @@ func fillFromSocket(c *Conn, from socket, src *io.LimitedReader) (int64, error) 
 	})
 }
 
-// drainToSocket writes to a socket, to which nobody else writes meanwhile. While that has no room
-// nothing is lent, which would keep the connection from going back to TCP, and then all its Reads
-// and Writes waiting.
+// drainToSocket writes to a socket, to which nobody else writes meanwhile. While the socket has no
+// room, nothing is lent, which would keep the connection from going back to TCP and so block all its
+// Reads and Writes.
 func drainToSocket(c *Conn, to socket, all *io.LimitedReader) (int64, error) {
 	raw, err := to.SyscallConn()
 	if err != nil {
@@ -60,8 +60,8 @@ func drainToSocket(c *Conn, to socket, all *io.LimitedReader) (int64, error) {
 	})
 }
 
-// nonblocking is a socket whose Read and Write do not wait: the error is EAGAIN instead. Another
-// one of raw's is that it was closed, or that its deadline has passed.
+// nonblocking is a socket whose Read and Write do not wait: they return EAGAIN instead. Other errors of
+// raw are that the socket was closed, or that its deadline has passed.
 type nonblocking struct {
 	socket
 	raw syscall.RawConn
@@ -83,7 +83,8 @@ func (s nonblocking) Write(b []byte) (int, error) {
 	return n, s.sinkError(err)
 }
 
-// now calls the kernel, until no signal has interrupted that, for the socket of a method of raw.
+// now calls the kernel for the socket of a method of raw, and again if a signal has interrupted the
+// call.
 func now(use func(func(fd uintptr) (done bool)) error, name string, call func(fd int, b []byte) (int, error), b []byte) (n int, err error) {
 	useErr := use(func(fd uintptr) (done bool) {
 		for n, err = call(int(fd), b); err == syscall.EINTR; n, err = call(int(fd), b) {
@@ -104,7 +105,7 @@ func (s nonblocking) await(wait func(func(fd uintptr) (done bool)) error, event 
 	return wait(func(fd uintptr) bool { return !waits(int(fd), event) })
 }
 
-// atEnd reports whether the socket has nothing more to be read.
+// atEnd reports whether the socket has nothing more to read.
 func (s nonblocking) atEnd() bool {
 	n, err := now(s.raw.Read, "recvfrom", func(fd int, b []byte) (int, error) {
 		n, _, err := syscall.Recvfrom(fd, b, syscall.MSG_PEEK)
@@ -113,7 +114,7 @@ func (s nonblocking) atEnd() bool {
 	return n == 0 && err == nil
 }
 
-// sinkError is an error as the socket's own Write has it.
+// sinkError returns an error as the socket's own Write would.
 func (s nonblocking) sinkError(err error) error {
 	if err == nil {
 		return nil
@@ -121,7 +122,8 @@ func (s nonblocking) sinkError(err error) error {
 	return &net.OpError{Op: opWrite, Net: s.LocalAddr().Network(), Source: s.LocalAddr(), Addr: s.RemoteAddr(), Err: withoutOp(err)}
 }
 
-// withoutOp is an error of a RawConn's method without the operation, which is another here.
+// withoutOp returns the error in an error of a RawConn's method, whose operation is not the one that
+// failed here.
 func withoutOp(err error) error {
 	if op, ok := err.(*net.OpError); ok {
 		return op.Err

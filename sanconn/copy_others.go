@@ -4,7 +4,7 @@ package sanconn
 
 import "io"
 
-// No connection moves here, so there is nothing that these could spare.
+// No connection moves on this system, so these functions could spare no copy.
 
 func splice(io.Writer, *io.LimitedReader) (int64, error) { return 0, errLook }
 

@@ -29,14 +29,14 @@ func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return c.out.deadline.set(c, t)
 }
 
-// set sets the deadline, on what carries the direction.
+// set sets the deadline on the carrier of the direction.
 func (d *deadline) set(c *Conn, t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed.Load() {
 		return &net.OpError{Op: opSet, Net: c.network(), Addr: c.LocalAddr(), Err: net.ErrClosed}
 	}
-	if t == t.Round(0) && !t.IsZero() { // no monotonic reading
+	if t == t.Round(0) && !t.IsZero() { // without a monotonic reading
 		now := time.Now()
 		t = now.Add(t.Sub(now))
 	}
@@ -52,15 +52,15 @@ func (d *deadline) set(c *Conn, t time.Time) error {
 	return d.setTCP(c.tcp, t)
 }
 
-// deadline is that of a direction, on whichever carrier it is. Conn's mu guards it.
+// deadline is the deadline of a direction, on either carrier. Conn's mu guards it.
 type deadline struct {
-	want   time.Time // with a monotonic reading, or a step of the wall clock would move it on the next carrier; zero: none
-	expiry *expiry   // of the session, once the direction has moved; else nil
-	held   bool      // TCP's is longAgo, so that an operation in TCP returns, and looks at the state; there is no expiry
-	writes bool      // it is this end's direction
+	want   time.Time // with a monotonic reading, as a step of the wall clock would move it on the next carrier; zero: none
+	expiry *expiry   // of the session, if the direction has moved; else nil
+	held   bool      // TCP's deadline is longAgo, so that an operation in TCP returns and looks at the state; expiry is nil
+	writes bool      // of this end's direction
 }
 
-// longAgo ends an operation at once.
+// longAgo is a deadline that ends an operation at once.
 var longAgo = time.Unix(1, 0)
 
 func (d *deadline) setTCP(tcp *net.TCPConn, t time.Time) error {
@@ -70,8 +70,8 @@ func (d *deadline) setTCP(tcp *net.TCPConn, t time.Time) error {
 	return tcp.SetReadDeadline(t)
 }
 
-// hold has operations in TCP return at once, now and later, until restore. Once the direction is on a
-// session there are none.
+// hold makes present and later operations in TCP return at once, until restore. It does nothing once
+// the direction is on a session, where there are no such operations.
 func (d *deadline) hold(tcp *net.TCPConn) {
 	if d.expiry == nil {
 		d.held = true
@@ -79,7 +79,7 @@ func (d *deadline) hold(tcp *net.TCPConn) {
 	}
 }
 
-// restore ends hold, and reports whether there was one.
+// restore ends hold, and reports whether it was in force.
 func (d *deadline) restore(tcp *net.TCPConn) bool {
 	if !d.held {
 		return false
@@ -101,7 +101,7 @@ func (d *deadline) passed(c *Conn) error {
 	return c.opError(op, os.ErrDeadlineExceeded)
 }
 
-// awaitLocked waits for a change of c's state. mu is held, and released meanwhile.
+// awaitLocked waits for a change of c's state, until the deadline. mu is held, and released meanwhile.
 func (d *deadline) awaitLocked(c *Conn) error {
 	err := d.passed(c)
 	if err == nil {
@@ -110,15 +110,15 @@ func (d *deadline) awaitLocked(c *Conn) error {
 	return err
 }
 
-// toSession has the deadline interrupt a session instead.
+// toSession makes the deadline interrupt a session from now on.
 func (d *deadline) toSession(interrupt func(bool)) {
-	// An allocation of its own: a running timer keeps its expiry alive, and must not keep a
-	// forgotten Conn from being collected.
+	// A separate allocation: a running timer keeps its expiry alive, and must not keep a forgotten Conn
+	// from being collected.
 	d.expiry, d.held = &expiry{interrupt: interrupt}, false
 	d.expiry.set(d.want)
 }
 
-// toTCP ends toSession.
+// toTCP undoes toSession.
 func (d *deadline) toTCP(tcp *net.TCPConn) {
 	if d.expiry != nil {
 		d.expiry.stop()
@@ -127,8 +127,8 @@ func (d *deadline) toTCP(tcp *net.TCPConn) {
 	d.setTCP(tcp, d.want)
 }
 
-// close has the operations of a connection that is closed return; its own end on a session ends
-// those there.
+// close makes the operations of a closed connection return. On a session, this end's close of the
+// session does that.
 func (d *deadline) close(tcp *net.TCPConn) {
 	if d.expiry != nil {
 		d.expiry.stop()
@@ -136,7 +136,7 @@ func (d *deadline) close(tcp *net.TCPConn) {
 	d.hold(tcp)
 }
 
-// afterTCP is what an error of TCP means: errLook if the operation was only to look at the
+// afterTCP returns what an error of TCP means: errLook if the operation was only woken to look at the
 // state.
 func (d *deadline) afterTCP(c *Conn, op string, err error) error {
 	if !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, net.ErrClosed) {
@@ -155,21 +155,21 @@ func (d *deadline) afterTCP(c *Conn, op string, err error) error {
 	return err
 }
 
-// expiry interrupts one direction of a session when its time comes, and
-// lifts the interruption when it is moved or cleared.
+// expiry interrupts one direction of a session when the deadline comes, and ends the interruption when
+// the deadline is moved or cleared.
 type expiry struct {
-	interrupt func(bool) // does not block
+	interrupt func(bool) // must not block
 
-	mu      sync.Mutex  // guards the following, and orders the calls of interrupt
+	mu      sync.Mutex  // guards the fields below, and orders the calls of interrupt
 	at      time.Time   // with a monotonic reading; zero: none
-	timer   *time.Timer // made at first use, then reused
-	fires   time.Time   // when timer does; zero: it does not
+	timer   *time.Timer // made at the first use, then reused
+	fires   time.Time   // when timer fires; zero: it does not
 	expired bool
 }
 
-// set moves the deadline to t; the zero time means none. A timer that fires before t stays as it is,
-// and is set again when it has fired: many programs move the deadline, or clear and set it, with each
-// call, and setting a timer would take most of that.
+// set moves the deadline to t; the zero time means none. A timer that fires before t is left alone, and
+// set again when it has fired: many programs move the deadline, or clear and set it, with each call,
+// and setting a timer would take most of the time of that.
 func (d *expiry) set(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -178,8 +178,7 @@ func (d *expiry) set(t time.Time) {
 		d.change(false)
 		return
 	}
-	// fire compares two monotonic readings, so that a step of the wall clock cannot
-	// lose the deadline.
+	// fire compares two monotonic readings, so that a step of the wall clock cannot lose the deadline.
 	now := time.Now()
 	wait := t.Sub(now)
 	d.at = now.Add(wait)
@@ -189,19 +188,19 @@ func (d *expiry) set(t time.Time) {
 	d.change(wait <= 0)
 }
 
-// stop clears the deadline, and the timer, which would keep the session alive.
+// stop clears the deadline, and stops the timer, which would keep the session alive.
 func (d *expiry) stop() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.at = time.Time{}
 	d.change(false)
 	if d.timer != nil {
-		d.timer.Stop() // if it has just fired, fire sees that there is no deadline
+		d.timer.Stop() // if it has just fired, fire finds no deadline
 		d.fires = time.Time{}
 	}
 }
 
-// start has the timer fire at the deadline, in so long. mu is held.
+// start makes the timer fire after wait. mu is held.
 func (d *expiry) start(wait time.Duration) {
 	if d.timer == nil {
 		d.timer = time.AfterFunc(wait, d.fire)
@@ -211,7 +210,7 @@ func (d *expiry) start(wait time.Duration) {
 	d.fires = d.at
 }
 
-// fire is the timer's function. The deadline may have moved before it runs.
+// fire is the timer's function. The deadline may have been moved before it runs.
 func (d *expiry) fire() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -225,7 +224,7 @@ func (d *expiry) fire() {
 	}
 }
 
-// change tells the session if the state has changed. mu is held.
+// change interrupts the session, or ends the interruption, if the state has changed. mu is held.
 func (d *expiry) change(expired bool) {
 	if d.expired != expired {
 		d.expired = expired

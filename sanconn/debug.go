@@ -9,11 +9,11 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Debug describes the connection to people who find it stuck: its carriers and how far each has
-// come, what its operations wait for and since when, and what is under way on the session. It
-// has several lines, whose form may change; docs/DEBUGGING.md explains them. It may be called
-// at any time, from any goroutine, and waits a few milliseconds at most: what an operation holds
-// for longer is named instead.
+// Debug describes the connection for people who find it stuck: its carriers and how far each has come,
+// what its operations wait for and since when, and what is in progress on the session. The text has
+// several lines, and its form may change; docs/DEBUGGING.md explains it. It may be called at any time,
+// from any goroutine. It waits a few milliseconds at most; a lock that an operation holds for longer is
+// named instead.
 func (c *Conn) Debug() string {
 	text, s := c.describe()
 	if s != nil {
@@ -22,7 +22,7 @@ func (c *Conn) Debug() string {
 	return text
 }
 
-// describe describes the connection but for its session, which it returns.
+// describe describes the connection without its session, which it returns.
 func (c *Conn) describe() (string, *session.Session) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v %v by %s\n", c.LocalAddr(), c.RemoteAddr(), c.Provider())
@@ -53,7 +53,7 @@ func (c *Conn) describe() (string, *session.Session) {
 	return b.String(), c.session
 }
 
-// describe tells whether the direction has moved, and ended.
+// describe tells whether the direction has moved, and whether it has ended.
 func (d *direction) describe() (text string) {
 	text = "by TCP"
 	if d.begun {
@@ -65,7 +65,7 @@ func (d *direction) describe() (text string) {
 	return text
 }
 
-// name tells a session whose it is, for session.Dump. It does not keep the connection alive.
+// name names the connection to its session, for session.Dump. It does not keep the connection alive.
 func (c *Conn) name(s *session.Session) {
 	weakly := weak.Make(c)
 	s.Name(c.LocalAddr(), c.RemoteAddr(), func() string {

@@ -9,42 +9,42 @@ import (
 	"github.com/sanconn/san/internal/tcpid"
 )
 
-// Behind Control, and once it was passed on, a connection moves only if all bytes that TCP has carried
-// went by its own Reads and Writes, by the kernel's counts: what was written by the descriptor would be
-// lost between the carriers. A Read or Write that is under way makes a difference as well, as the
-// kernel counts it first. So each compares the counts once more when it returns, while check waits for
-// them to agree.
+// After Control, and if it was passed on, a connection moves only if all bytes that TCP has carried
+// went by its own Reads and Writes, by the kernel's counts. Bytes that were written by the descriptor
+// would be lost between the carriers. A Read or Write in progress also makes a difference, because the
+// kernel counts its bytes first. So each one compares the counts again when it returns, while check
+// waits for them to agree.
 const (
-	// After countLooks looks, countPause apart, a direction that has not agreed is taken for one that
-	// was used by the descriptor. A busy one takes several pieces of a Write meanwhile, however slow
-	// the machine is.
+	// After countLooks looks, countPause apart, a direction whose counts do not agree is assumed to
+	// have been used by the descriptor. A busy direction finishes several pieces of a Write meanwhile,
+	// however slow the machine is.
 	countLooks = 40
 	countPause = 500 * time.Microsecond
 )
 
-// returnPause is between two looks for what comes back by TCP, which takes some 50 µs. It doubles, as
-// the peer may have been stopped.
+// returnPause is the pause between two looks for what comes back by TCP, which takes some 50 µs. It
+// doubles, because the peer may be stopped.
 const (
 	returnPause     = 50 * time.Microsecond
 	mostReturnPause = time.Millisecond
 )
 
-// tcpDescriptor is TCP's, which the program may have, and others may have had before it.
+// tcpDescriptor is TCP's descriptor, which the program may have, and earlier owners may have had.
 type tcpDescriptor struct {
-	// exposed is how often the program has had it for a moment, or others before it:
-	// what is known here of the stream may not be all of it.
+	// exposed is how often the program has had it for a moment, or earlier owners have had it: the
+	// stream may have bytes that this Conn does not know of.
 	exposed atomic.Uint64
 
-	comparing atomic.Pointer[agreement] // of what is counted with what TCP has, while that is wanted
+	comparing atomic.Pointer[agreement] // in progress while check wants it; else nil
 
-	users int // just now; guarded by Conn.mu
+	users int // at the moment; guarded by Conn.mu
 }
 
-// agreement is which direction's count is TCP's.
+// agreement is for which directions this Conn's count equals TCP's.
 type agreement struct{ out, in atomic.Bool }
 
-// check returns an error if the program may have used the descriptor. What it has found
-// holds as long as exposed stays what is returned.
+// check returns an error if the program may have used the descriptor. The result holds as long as
+// exposed has the value that is returned.
 func (d *tcpDescriptor) check(c *Conn) (exposed uint64, err error) {
 	exposed = d.exposed.Load()
 	switch {
@@ -72,7 +72,7 @@ func (d *tcpDescriptor) check(c *Conn) (exposed uint64, err error) {
 	return exposed, errCounts
 }
 
-// compare notes which direction's count is TCP's. One that has changed meanwhile tells
+// compare notes for which directions the counts agree. A count that has changed meanwhile shows
 // nothing.
 func (a *agreement) compare(c *Conn) error {
 	out, in := c.out.written.Load(), c.in.bytes.Load()
@@ -89,24 +89,24 @@ func (a *agreement) compare(c *Conn) error {
 	return nil
 }
 
-// counted is called when a Read or Write on TCP has been counted, with its op held; use is how much
-// use that is. It has package san move the connection when that pays.
+// counted is called after a Read or Write on TCP was counted, with its op held; use is how much use
+// that is. It makes package san move the connection when that pays.
 func (c *Conn) counted(use int64) {
 	if a := c.fd.comparing.Load(); a != nil {
-		a.compare(c) // check meets its errors by itself
+		a.compare(c) // check meets its errors itself
 	}
 	if c.use.add(use) {
 		c.life.Used(handle{c}, false)
 	}
 }
 
-// have has TCP carry the connection, until release.
+// have makes TCP carry the connection, until release.
 func (d *tcpDescriptor) have(c *Conn) error {
 	d.exposed.Add(1)
 	c.mu.Lock()
 	d.users++
 	err := c.backLocked()
-	if err == nil && c.state.failed != 0 { // the descriptor shows the end alone
+	if err == nil && c.state.failed != 0 { // the descriptor shows only the end
 		err = c.state.failed
 	}
 	c.mu.Unlock()
@@ -116,9 +116,9 @@ func (d *tcpDescriptor) have(c *Conn) error {
 	return err
 }
 
-// awaitReturned waits until the descriptor shows something, if the peer was returned bytes that it
-// sends again: functions that look there, as those of pools, do not wait. A Read that takes the bytes
-// ends the wait.
+// awaitReturned waits until the descriptor shows something, if bytes were returned to the peer, which
+// sends them again: functions that look there, as those of pools, do not wait. A Read that takes the
+// bytes ends the wait.
 func (in *incoming) awaitReturned(c *Conn) {
 	end := time.Now().Add(backTimeout)
 	for pause := returnPause; !c.closed.Load() && time.Now().Before(end); pause = min(2*pause, mostReturnPause) {
@@ -136,8 +136,8 @@ func (in *incoming) awaitReturned(c *Conn) {
 	}
 }
 
-// release ends a have, also one that has failed. claim: behind the last one the connection may move
-// no earlier than it has been used for as much as at its beginning.
+// release ends a have, even one that has failed. claim: after the last release, the connection moves no
+// earlier than after as much use as at its beginning.
 func (d *tcpDescriptor) release(c *Conn, claim bool) {
 	d.exposed.Add(1)
 	c.mu.Lock()
@@ -147,7 +147,8 @@ func (d *tcpDescriptor) release(c *Conn, claim bool) {
 	}
 }
 
-// pinLocked has TCP carry the connection for good. It is called between have and release, with mu held.
+// pinLocked makes TCP carry the connection for good. It is called between have and release, with mu
+// held.
 func (d *tcpDescriptor) pinLocked(c *Conn) {
 	c.state.pinned = true
 	if c.state.hasLeft {
@@ -156,10 +157,10 @@ func (d *tcpDescriptor) pinLocked(c *Conn) {
 	c.changedLocked() // for WriteUrgent
 }
 
-// File returns a copy of TCP's descriptor; see net.TCPConn.File. If the connection has moved
-// to a SAN, it goes back first, and stays on TCP from then on. It fails if the peer does not
-// answer within 5 s, if a connection that has moved was reset, and if bytes that have been
-// taken from TCP, or from the SAN when the peer went back or had closed, have not been read.
+// File returns a copy of TCP's descriptor; see net.TCPConn.File. A connection that has moved to a SAN
+// goes back first. From then on it stays on TCP. File fails if the peer does not answer within 5 s, or
+// if a connection that has moved was reset. It also fails if there are unread bytes that were taken
+// from TCP, or from the SAN when the peer had closed or gone back.
 func (c *Conn) File() (*os.File, error) {
 	defer c.fd.release(c, true)
 	err := c.fd.have(c)

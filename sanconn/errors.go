@@ -29,10 +29,10 @@ const (
 	opRawWrite   = "raw-write"
 )
 
-// opError is the only place where errors of the session become those that net would return
-// for the operation op. io.EOF is not wrapped.
+// opError is the only place where errors of the session become those that net would return for the
+// operation op. io.EOF is not wrapped.
 func (c *Conn) opError(op string, err error) error {
-	if _, ok := err.(*net.OpError); err == nil || err == io.EOF || ok { // of TCP
+	if _, ok := err.(*net.OpError); err == nil || err == io.EOF || ok { // an error of TCP
 		return err
 	}
 	var errno syscall.Errno
@@ -43,36 +43,37 @@ func (c *Conn) opError(op string, err error) error {
 		err = os.ErrDeadlineExceeded
 	case errors.Is(err, session.ErrClosed):
 		errno = syscall.ECONNRESET // the Conn is open: its way back to TCP has failed
-		if op == opWrite {         // or this is after CloseWrite
+		if op == opWrite {         // or CloseWrite was called
 			errno = syscall.EPIPE
 		}
 		err = os.NewSyscallError(op, errno)
 	case errors.As(err, &errno):
 		err = os.NewSyscallError(op, errno)
 	}
-	if op == opRawControl { // as net has it
+	if op == opRawControl { // as in net
 		return &net.OpError{Op: op, Net: c.network(), Addr: c.LocalAddr(), Err: err}
 	}
 	return &net.OpError{Op: op, Net: c.network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }
 
-// endsTCP reports whether an error of a Write by TCP is TCP's end. The error does not tell: it may be that of a
-// copy's file, or one that TCP outlives (IP_RECVERR), and TCP ends with any that its packets have met. An end
-// that the program has made by the descriptor is one, too, as none of these bytes were sent.
+// endsTCP reports whether TCP has ended, after a Write by TCP has returned an error. The error does not
+// show that: it may be the error of a copy's file, or one that TCP survives (IP_RECVERR), and TCP ends
+// with any error that its packets have met. An end that the program has made by the descriptor counts,
+// too, because none of these bytes were sent.
 func endsTCP(tcp *net.TCPConn, err error) bool {
-	if err == nil { // what follows allocates
+	if err == nil { // the rest allocates
 		return false
 	}
 	var errno syscall.Errno
-	if !errors.As(err, &errno) { // a deadline's, or Close's
+	if !errors.As(err, &errno) { // of a deadline or Close
 		return false
 	}
-	sends, _ := tcpid.Sends(tcp) // where that cannot be known it is taken for the end
+	sends, _ := tcpid.Sends(tcp) // if that cannot be found out, TCP counts as ended
 	return !sends
 }
 
-// readError is opError for a Read, or a Peek. Once one has found that the peer is lost it is io.EOF, as
-// with TCP: a loop may end at nothing else.
+// readError is opError for a Read or a Peek. After one of them has found that the peer is lost, later
+// ones return io.EOF, as with TCP: a loop may end only at io.EOF.
 func (c *Conn) readError(err error) error {
 	if err = c.opError(opRead, err); errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ETIMEDOUT) {
 		c.mu.Lock()
@@ -85,17 +86,17 @@ func (c *Conn) readError(err error) error {
 	return err
 }
 
-// copyError is an error of ReadFrom or WriteTo, of which net tells the operation besides that in
-// which it came up.
+// copyError returns an error of ReadFrom or WriteTo. As in net, it names this operation in addition to
+// the one that failed.
 func (c *Conn) copyError(op string, err error) error {
-	if oe, ok := err.(*net.OpError); err == nil || err == io.EOF || ok && oe.Op == op { // of TCP
+	if oe, ok := err.(*net.OpError); err == nil || err == io.EOF || ok && oe.Op == op { // an error of TCP
 		return err
 	}
 	return &net.OpError{Op: op, Net: c.network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }
 
-// network is what the connection was dialed by, or its listener opened: "tcp", "tcp4" or "tcp6".
-// Package net shows it in errors alone.
+// network returns the network by which the connection was dialed or its listener opened: "tcp", "tcp4"
+// or "tcp6". Package net shows it only in errors.
 func (c *Conn) network() string {
 	fd := reflect.Indirect(reflect.ValueOf(c.tcp).Elem().FieldByName("fd"))
 	if fd.Kind() == reflect.Struct {

@@ -8,8 +8,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// handover is the state of a connection between its two carriers, TCP and a session over a
-// SAN. It decides, and does nothing: Conn calls it under its lock, and does what it returns.
+// handover is the state of a connection between its two carriers, TCP and a session over a SAN. It
+// decides, and does nothing: Conn calls it with its lock held, and does what it returns.
 //
 //	        commit               agree                begin, both ways
 //	onTCP ─────────▶ proposed ─────────▶ onSAN (each direction at a position of its own)
@@ -20,45 +20,46 @@ import (
 //	  └──── flushing ◀──────┘
 //	 flushed
 //
-// The dialer commits when it sends its proposal, the acceptor when it answers that: so it knows
-// that the dialer has committed. From its own commit on an end never ends its stream by TCP
-// alone, so a FIN that comes without an end of the session's stream is a cut. Over shm the end of a
-// process that is killed is such an end, too, if it had read everything and was in no Write: where
-// no begin of its has come by then, all its bytes went by TCP, whose end is the stream's.
-// From both ends' commits on, each direction moves: its writer tells at which position of TCP's
-// stream the session takes over (begin), which the reader has to have read before it turns to
-// the session.
+// The dialer commits when it sends its proposal. The acceptor commits when it answers, so it knows that
+// the dialer has committed. After its commit an end never ends its stream by TCP alone. So a FIN
+// without an end of the session's stream is a cut. Over shm, the end of a killed process is also an end
+// of the stream, if the process had read everything and was in no Write. If no begin of its has come by
+// then, all its bytes went by TCP, and TCP's end is the end of the stream.
+//
+// When both ends have committed, each direction moves. Its writer tells the reader at which position of
+// TCP's stream the session takes over (begin). The reader turns to the session when it has read TCP up
+// to there.
 //
 // Both ends leave the session together: see leave.go.
 type handover struct {
 	phase   phase
-	pinned  bool // the program uses TCP's descriptor: no commit any more
-	bounded bool // proposed: the answer is waited for no longer than silentTimeout
-	over    bool // on the SAN, and leaving: the session has ended
-	asked   bool // leaving: this end's application wants that
-	both    bool // leaving, or behind that in vain: the peer leaves as well, behind so many bytes of the session: until
-	hasLeft bool // on TCP, and flushing: the last session, which has ended in no other way
+	pinned  bool // the program uses TCP's descriptor: no further commit
+	bounded bool // while proposed: the answer is waited for no longer than silentTimeout
+	over    bool // in phases onSAN and leaving: the session has ended
+	asked   bool // while leaving: this end's application wants the descriptor
+	both    bool // while leaving, or after that has failed: the peer leaves as well, after until bytes of the session
+	hasLeft bool // in phases onTCP and flushing: the last session was left in this way
 
-	// lost: a session has ended before the peer's direction has moved, after this end's
-	// commit, and not whole. The peer may have moved, and what it sent may be lost.
+	// lost: a session has ended after this end's commit, before the peer's direction has moved, and not
+	// whole. The peer may have moved, and what it has sent may be lost.
 	lost bool
 
-	failed syscall.Errno // of TCP, which reports it once; kept until a Read returns it
+	failed syscall.Errno // an error of TCP, which TCP reports once; kept until a Read returns it
 
 	out, in direction
 
 	until uint64
-	least uint64 // so many bytes of the peer's will have gone by TCP at least: they were returned to it
+	least uint64 // at least so many of the peer's bytes will have come by TCP, as they were returned to the peer
 }
 
 type phase uint8
 
 const (
-	onTCP    phase = iota // no session, or one about which neither end has committed
+	onTCP    phase = iota // no session, or one to which neither end has committed
 	proposed              // the dialer has committed, and waits for the answer
 	onSAN                 // both ends have committed
 	leaving               // going back to TCP
-	flushing              // on TCP again, which is sent what came back before anything else
+	flushing              // on TCP again, which first sends what came back
 )
 
 func (p phase) String() string {
@@ -67,7 +68,7 @@ func (p phase) String() string {
 
 // direction is one of the two streams.
 type direction struct {
-	shut   bool // it has been shut here: by CloseWrite or CloseRead
+	shut   bool // shut at this end, by CloseWrite or CloseRead
 	broken bool // TCP has ended, as a Write or a Read has found
 	begun  bool // its begin was sent, or has come
 	at     uint64
@@ -88,12 +89,12 @@ var (
 	errNotAgreed  = errors.New("a note out of place")
 )
 
-// stays is why a connection does not commit to a session now.
+// stays returns why a connection does not commit to a session now.
 func stays(why string) error {
 	return &session.Unavailable{Reason: session.ReasonStays, Err: errors.New(why)}
 }
 
-// commit is the dialer's proposal, or the acceptor's answer.
+// commit is the transition for the dialer's proposal, or the acceptor's answer.
 func (h *handover) commit(to phase) error {
 	switch {
 	case h.phase != onTCP:
@@ -107,7 +108,7 @@ func (h *handover) commit(to phase) error {
 	return nil
 }
 
-// answered is the answer to a proposal, or that it was withdrawn.
+// answered is the transition for the answer to a proposal, or for its withdrawal.
 func (h *handover) answered(agreed bool) error {
 	if h.phase != proposed {
 		return errNotAgreed
@@ -115,14 +116,14 @@ func (h *handover) answered(agreed bool) error {
 	h.phase = onTCP
 	if agreed {
 		h.phase = onSAN
-		h.lost = false // the peer had not committed to the session that was lost
+		h.lost = false // the peer had not committed to the lost session
 	}
 	return nil
 }
 
-// begin moves this end's direction, which has had so many bytes on TCP, and returns the position that
-// the peer is told. Where TCP has ended, it is one that TCP never reaches: the peer finds a cut there, as
-// what the failed Write had left must not be passed over.
+// begin moves this end's direction after at bytes on TCP, and returns the position for the peer. If TCP
+// has ended, that is a position that TCP never reaches: the peer must find a cut there, and not pass
+// over what the failed Write has lost.
 func (h *handover) begin(at uint64) uint64 {
 	if h.out.broken {
 		at++
@@ -131,7 +132,7 @@ func (h *handover) begin(at uint64) uint64 {
 	return at
 }
 
-// peerBegins is the peer's begin, when so many bytes have been read from TCP.
+// peerBegins is the transition for the peer's begin, when read bytes have been read from TCP.
 func (h *handover) peerBegins(at, read uint64) error {
 	read = max(read, h.least)
 	switch {
@@ -146,19 +147,19 @@ func (h *handover) peerBegins(at, read uint64) error {
 	return nil
 }
 
-// turns reports whether the reader turns from TCP to what comes behind it.
+// turns reports whether the reader turns from TCP to the session.
 func (h *handover) turns(read uint64) bool { return h.in.begun && read == h.in.at }
 
-// beyond reports whether more has come by TCP than the peer has put there.
+// beyond reports whether more has come by TCP than the peer has sent there.
 func (h *handover) beyond(read uint64) bool { return h.in.begun && read > h.in.at }
 
-// endOfTCP is what TCP's end means to a reader that has read so many bytes from it.
+// endOfTCP is what TCP's end means for a reader that has read so many bytes from it.
 type endOfTCP uint8
 
 const (
-	endIsEnd endOfTCP = iota // the stream's
-	endIsCut                 // the peer vanished
-	endOpen                  // not known yet: look again when something has changed
+	endIsEnd endOfTCP = iota // the end of the stream
+	endIsCut                 // the peer has vanished
+	endOpen                  // not known yet: look again after a change of state
 	endTurns                 // the session goes on
 )
 
@@ -168,7 +169,7 @@ func (h *handover) endOf(read uint64) endOfTCP {
 		return endTurns
 	case h.lost, h.in.begun, read < h.least:
 		return endIsCut
-	case h.phase != onTCP && !(h.phase == onSAN && h.over): // else without a begin
+	case h.phase != onTCP && !(h.phase == onSAN && h.over): // in the other phases, no begin has come
 		return endOpen
 	case h.failed != 0:
 		return endIsCut
@@ -176,23 +177,23 @@ func (h *handover) endOf(read uint64) endOfTCP {
 	return endIsEnd
 }
 
-// tcpFailed keeps an error of TCP until a Read returns it: the operation that has met it may be
-// another one.
+// tcpFailed keeps an error of TCP until a Read returns it, as another operation may have met it.
 func (h *handover) tcpFailed(err error) {
 	var errno syscall.Errno
-	if errors.As(err, &errno) && errno != syscall.EPIPE { // of a stream that had ended in order
+	if errors.As(err, &errno) && errno != syscall.EPIPE { // EPIPE: the stream had ended in order
 		h.failed = errno
 	}
 }
 
-// byTCP reports whether TCP carries the connection, and nothing has been proposed.
+// byTCP reports whether TCP carries the connection, and nothing was proposed.
 func (h *handover) byTCP() bool { return h.phase == onTCP || h.phase == flushing }
 
 // goesBack reports whether the connection is on its way from the session to TCP.
 func (h *handover) goesBack() bool { return h.phase == leaving || h.phase == flushing }
 
-// sessionOver is the session's end. whole: all that the peer has sent by it has come. It reports
-// whether the connection is over with it; if both ends leave the session, that is not known.
+// sessionOver is the transition for the session's end. whole: all that the peer has sent by it has
+// come. It reports whether the connection is over with it; where both ends leave the session, that is
+// not known.
 func (h *handover) sessionOver(whole bool) (over bool) {
 	switch h.phase {
 	case proposed: // without an answer
@@ -208,8 +209,8 @@ func (h *handover) sessionOver(whole bool) (over bool) {
 	return false
 }
 
-// hasMoved is nil once both directions have moved, which they have had to before both ends leave;
-// errLook: not yet. both: they are on the session.
+// hasMoved returns nil once both directions have moved, as they must have before both ends leave;
+// errLook: not yet. both: both are on the session.
 func (h *handover) hasMoved(both bool) error {
 	switch {
 	case both:
@@ -224,7 +225,7 @@ func (h *handover) hasMoved(both bool) error {
 	return errLook
 }
 
-// leave begins to leave. asked: as this end's application wants it.
+// leave begins to leave. asked: this end's application wants the descriptor.
 func (h *handover) leave(asked bool) error {
 	if h.phase != onSAN {
 		return errNotAgreed
@@ -233,7 +234,7 @@ func (h *handover) leave(asked bool) error {
 	return nil
 }
 
-// peerLeaves is the peer's note that it leaves, behind so many bytes of the session.
+// peerLeaves is the transition for the peer's note that it leaves, after until bytes of the session.
 func (h *handover) peerLeaves(until uint64) error {
 	if h.phase != leaving || h.both {
 		return errNotAgreed
@@ -245,24 +246,25 @@ func (h *handover) peerLeaves(until uint64) error {
 // mayLeave reports whether it is known where the peer's bytes end, on TCP and on the session.
 func (h *handover) mayLeave() bool { return h.both && h.in.begun }
 
-// leftInVain is the end of leaving in vain: the session has ended. It reports what sessionOver does.
+// leftInVain is the transition for leaving that has failed: the session has ended. It reports what
+// sessionOver does.
 func (h *handover) leftInVain() (over bool) {
 	h.phase = onSAN
 	return h.sessionOver(false)
 }
 
-// readElsewhere: what is read from TCP, by the descriptor, is not counted any more. So from then on
-// the end of the stream is that of TCP, even if the peer dies before it has sent again what was
-// returned to it, or bytes may have been lost: a reader of the descriptor cannot tell either.
+// readElsewhere: bytes that are read from TCP by the descriptor are not counted any more. So from then
+// on the end of TCP is the end of the stream, even if the peer dies before it has sent again what was
+// returned to it, or if bytes may have been lost: a reader of the descriptor cannot tell either.
 func (h *handover) readElsewhere() { h.least = 0 }
 
-// left is the end of leaving; returned: so many of the peer's bytes were returned to it, and
-// come by TCP; cameBack: some of this end's were, and go by it.
+// left is the transition for leaving that has succeeded. returned: so many of the peer's bytes were
+// returned to it, and come by TCP. cameBack: bytes of this end came back, and go by TCP.
 func (h *handover) left(returned uint64, cameBack bool) {
 	*h = handover{
 		hasLeft: true,
 		failed:  h.failed,
-		out:     direction{shut: h.out.shut, broken: h.out.broken, at: h.out.at}, // at: for hasMoved
+		out:     direction{shut: h.out.shut, broken: h.out.broken, at: h.out.at}, // at is for hasMoved
 		in:      direction{shut: h.in.shut, broken: h.in.broken, at: h.in.at},
 		least:   h.in.at + returned,
 	}
@@ -271,5 +273,5 @@ func (h *handover) left(returned uint64, cameBack bool) {
 	}
 }
 
-// flushed is the end of flushing.
+// flushed is the transition for the end of flushing.
 func (h *handover) flushed() { h.phase = onTCP }

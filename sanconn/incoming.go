@@ -15,39 +15,38 @@ import (
 
 // incoming is the peer's direction.
 type incoming struct {
-	// san is set, with mu held, once the direction has moved. A Read then needs nothing else
-	// of this.
+	// san is set, with mu held, once the direction has moved. Then a Read needs only san.
 	san atomic.Pointer[session.Session]
 
-	// Of Conn.state, to be read without mu: see steppedLocked.
-	shut      atomic.Bool // by CloseRead
+	// Parts of Conn.state, to be read without mu: see steppedLocked.
+	shut      atomic.Bool // CloseRead was called
 	begun     atomic.Bool // the position at which it moves is known
-	suspended atomic.Bool // Reads wait: it goes back to TCP
+	suspended atomic.Bool // Reads wait, as it goes back to TCP
 
-	thrown bool // a rest was thrown away, as CloseRead had been called; guarded by Conn.mu
+	thrown bool // a rest was thrown away, because CloseRead had been called; guarded by Conn.mu
 	cut    bool // a Read has found that the peer is lost: later ones return io.EOF; guarded by Conn.mu
 
 	op    sync.Mutex    // held by one Read at a time on TCP, and by the move
 	bytes atomic.Uint64 // read from TCP; grows with op held
 
-	// Both change with op and Conn.mu held.
-	front []byte // bytes that come before what TCP has
-	rest  *rest  // … that come behind some of it, or nil
+	// Both change only with op and Conn.mu held.
+	front []byte // unread bytes that precede TCP's
+	rest  *rest  // … that follow some of TCP's; or nil
 
 	// lends is held while a function of a RawConn's Read has the descriptor or waits for it on TCP, as
-	// net does; not while it waits for a session.
+	// net's lock is; not while the function waits for a session.
 	lends sync.Mutex
 
 	deadline deadline
 }
 
-// rest is what came back from a session and was not read: its bytes follow position at of TCP's stream.
+// rest is what came back from a session unread: its bytes follow position at of TCP's stream.
 type rest struct {
 	bytes []byte
 	at    uint64
 }
 
-// stopped is why nothing is read any more, on whichever carrier.
+// stopped returns why nothing is read any more, on either carrier.
 func (in *incoming) stopped(c *Conn) error {
 	switch {
 	case c.closed.Load():
@@ -58,7 +57,7 @@ func (in *incoming) stopped(c *Conn) error {
 	return nil
 }
 
-// readLocked reads what comes next before the session, or makes the session come next.
+// readLocked reads what precedes the session, or turns to the session.
 func (in *incoming) readLocked(c *Conn, p []byte) (n int, err error) {
 	most, err := in.beforeLocked(c)
 	if err != nil {
@@ -77,7 +76,7 @@ func (in *incoming) readLocked(c *Conn, p []byte) (n int, err error) {
 func (in *incoming) readByTCPLocked(c *Conn, n int, err error) (int, error) {
 	in.count(c, n)
 	if n > 0 {
-		return n, nil // the next Read finds the error again
+		return n, nil // the next Read meets the error again
 	}
 	if err = in.deadline.afterTCP(c, opRead, err); err != nil && err != errLook && !errors.Is(err, os.ErrDeadlineExceeded) {
 		if err = in.endOfTCP(c, err); err != errLook {
@@ -87,8 +86,8 @@ func (in *incoming) readByTCPLocked(c *Conn, n int, err error) (int, error) {
 	return 0, err
 }
 
-// beforeLocked makes that front what comes next, if that is not in TCP, and returns how many
-// bytes may be read from TCP otherwise. op is held.
+// beforeLocked makes front what comes next, if that is not in TCP. Otherwise it returns how many bytes
+// may be read from TCP. op is held.
 func (in *incoming) beforeLocked(c *Conn) (most uint64, err error) {
 	if err := in.stopped(c); err != nil {
 		return 0, err
@@ -107,7 +106,7 @@ func (in *incoming) beforeLocked(c *Conn) (most uint64, err error) {
 	if len(in.front) > 0 {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return 0, in.deadline.passed(c) // it counts before what could be read at once
+		return 0, in.deadline.passed(c) // the deadline comes before bytes that could be read at once
 	}
 	if in.begun.Load() && in.turnLocked(c) {
 		return 0, errLook
@@ -115,8 +114,7 @@ func (in *incoming) beforeLocked(c *Conn) (most uint64, err error) {
 	return 1 << 62, nil // no limit
 }
 
-// holds reports whether there are bytes that were taken from a carrier, and not read. op or Conn.mu is
-// held.
+// holds reports whether there are unread bytes that were taken from a carrier. op or Conn.mu is held.
 func (in *incoming) holds() bool { return len(in.front) > 0 || in.rest != nil }
 
 // advance drops the first n bytes of front. op is held.
@@ -137,7 +135,7 @@ func (in *incoming) count(c *Conn, n int) {
 	}
 }
 
-// endOfTCP is what the end of TCP means, or its error, once that is known. op is held.
+// endOfTCP returns what the end of TCP, or its error, means, once that is known. op is held.
 func (in *incoming) endOfTCP(c *Conn, err error) error {
 	var cut *session.Session
 	c.mu.Lock()
@@ -179,7 +177,7 @@ func (in *incoming) endOfTCP(c *Conn, err error) error {
 	}
 }
 
-// await waits while Reads have to, and returns why nothing is read any more.
+// await waits while Reads have to wait, and returns why nothing is read any more, or nil.
 func (in *incoming) await(c *Conn) error {
 	if !in.suspended.Load() {
 		return in.stopped(c)
@@ -198,7 +196,7 @@ func (in *incoming) await(c *Conn) error {
 	return nil
 }
 
-// awaitBehindEnd waits for what may make an end that was found another: a change of state.
+// awaitBehindEnd waits for a change of state, which may change the meaning of TCP's end.
 func (in *incoming) awaitBehindEnd(c *Conn) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -5,13 +5,14 @@ import (
 	"sync/atomic"
 )
 
-// keptOfAll is how many bytes connections hold that have left sessions as a Write starved, and that
-// nobody has read: up to mostOfRing each. They lay in the peers' memory, and no other budget has them,
-// so many such connections at once would take all that a small container has.
+// keptOfAll is how many unread bytes are held by connections that have left sessions because a Write
+// starved: up to mostOfRing each. They were in the peers' memory before, and count in no other budget,
+// so many such connections at once would use up a small container.
 var keptOfAll atomic.Int64
 
-// takeRoomLocked takes room for what a session has that the connection leaves because a Write starves:
-// one may always, others as long as all have no more than most. mu is held.
+// takeRoomLocked takes room for what may be unread on a session that the connection leaves because a
+// Write starves, and reports whether there is room. One connection may always have it, further ones as
+// long as all together have at most most. mu is held.
 func (c *Conn) takeRoomLocked(most int64) bool {
 	for {
 		n := keptOfAll.Load()
@@ -27,7 +28,7 @@ func (c *Conn) takeRoomLocked(most int64) bool {
 	}
 	if c.past.kept == nil {
 		c.past.kept = new(atomic.Int64)
-		runtime.AddCleanup(c, giveRoomBack, c.past.kept) // of a connection that the program forgets
+		runtime.AddCleanup(c, giveRoomBack, c.past.kept) // when the connection is collected
 	}
 	c.past.kept.Add(mostOfRing)
 	return true
@@ -35,10 +36,10 @@ func (c *Conn) takeRoomLocked(most int64) bool {
 
 func giveRoomBack(kept *atomic.Int64) { keptOfAll.Add(-kept.Swap(0)) }
 
-// countKeptLocked has what the connection holds of such a session count, and no more. mu is held.
+// countKeptLocked makes the connection count for exactly what it holds of such a session. mu is held.
 func (c *Conn) countKeptLocked() {
 	if c.past == nil || c.past.kept == nil || c.past.kept.Load() == 0 ||
-		c.state.phase == leaving { // at whose end it is called again
+		c.state.phase == leaving { // the end of leaving calls countKeptLocked again
 		return
 	}
 	n := int64(len(c.in.front))

@@ -14,20 +14,20 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// backTimeout bounds how long the descriptor's user waits for a peer that is to leave the
-// session, too: that takes some 100 µs, and processor time. Tests set it higher.
+// backTimeout bounds how long the user of the descriptor waits for the peer to leave the session, too,
+// which takes some 100 µs, and processor time. Tests set it higher.
 var backTimeout = 5 * time.Second
 
-// Of the peer's bytes no more are taken from a session, once the peer has stopped, than it can have
-// left: mostOfRing, or session.MostLeft. mostReturned bounds what it returns: it has room for as much as
-// its own configuration says. So a peer has no more of this end's memory.
+// Bounds of how much memory a peer can take of this end. Once the peer has stopped writing, no more is
+// read from a session than the peer can have left there: mostOfRing, or session.MostLeft. mostReturned
+// bounds the bytes that the peer returns, because it decides itself how many it has room for.
 const (
 	mostReturned = 64 << 20
 	mostOfRing   = 4 << 20
 )
 
-// answerTime is how long a peer is left without more room before what comes is read while it has not
-// answered. That is less than its Close waits for. It is a variable for tests.
+// answerTime is how long a peer that has not answered waits for room before its bytes are read. It is
+// less than a peer's Close waits for that. It is a variable for tests.
 var answerTime = 100 * time.Millisecond
 
 var (
@@ -39,7 +39,7 @@ var (
 	errTooMany = errors.New("more bytes are left on the session than it can hold")
 )
 
-// backLocked has TCP carry the connection. mu is held, and released meanwhile.
+// backLocked makes TCP carry the connection. mu is held, and released meanwhile.
 func (c *Conn) backLocked() error {
 	end := time.Now().Add(backTimeout)
 	for c.state.phase != onTCP {
@@ -64,36 +64,37 @@ func (c *Conn) backLocked() error {
 	return nil
 }
 
-// leaveLocked begins to leave the session. why: unless it is a wish of either program. mu is held.
+// leaveLocked begins to leave the session. why is nil if either program wants that. mu is held.
 func (c *Conn) leaveLocked(asked bool, why error) error {
-	if c.inVain != nil { // the session has ended, and is not taken from those again that are to find how
+	if c.inVain != nil { // the session has ended, and operations that are to find out how must not be taken from it again
 		return errNotBack
 	}
 	if err := c.state.leave(asked); err != nil {
 		return err
 	}
 	c.steppedLocked()
-	go c.leave(c.session, why) // it ends with the session, which Close ends
+	go c.leave(c.session, why) // ends with the session, which Close ends
 	return nil
 }
 
-// starves has TCP carry the connection, which has memory of the kernel's: a Write on the session waits
-// for memory that other connections have used up. Two ends that write before they read would wait for
-// each other for ever, where TCP takes what they write. One that has had no byte on TCP keeps to the
-// session: either end may have the policy Require. So does one for whose unread bytes there is no room.
+// starves makes TCP carry the connection, because a Write on the session waits for memory that other
+// connections have used up. Two ends that write before they read would wait for each other for ever,
+// whereas TCP, which has memory of the kernel's, takes what they write. A connection that never had a
+// byte on TCP stays on the session, because either end may have the policy Require. So does one whose
+// unread bytes would find no room.
 func (c *Conn) starves(s *session.Session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	byTCP := c.in.bytes.Load() > 0 || c.out.written.Load() > 0
 	if c.session != s || !byTCP || c.closed.Load() || c.state.phase != onSAN || !c.takeRoomLocked(s.Spare()) {
-		return // a Write that starves on has it called again
+		return // while a Write starves, starves is called again
 	}
 	if c.leaveLocked(false, errStarved) != nil {
 		c.countKeptLocked()
 	}
 }
 
-// peerLeaves takes the peer's note that it leaves the session.
+// peerLeaves handles the peer's note that it leaves the session.
 func (c *Conn) peerLeaves(s *session.Session, at uint64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -102,7 +103,7 @@ func (c *Conn) peerLeaves(s *session.Session, at uint64) error {
 		return errNotAgreed
 	case c.state.phase == leaving:
 	case c.closed.Load():
-		return nil // the session's end, which is under way, is the answer
+		return nil // the session's end, which has begun, is the answer
 	default:
 		if err := c.leaveLocked(false, nil); err != nil {
 			return err
@@ -114,23 +115,23 @@ func (c *Conn) peerLeaves(s *session.Session, at uint64) error {
 
 // taken is what is taken from the session.
 type taken struct {
-	unread   []byte // the peer's bytes that this end's application has still to read
-	back     int    // or that so many were returned to the peer
-	returned []byte // bytes of this end's application that the peer returns
+	unread   []byte // the peer's bytes that this end's application has not read
+	back     int    // or how many of these bytes were returned to the peer
+	returned []byte // bytes of this end's application that the peer has returned
 }
 
-// leave takes both directions back to TCP. Each end does the same; it is asked if its own application
-// wants the descriptor:
+// leave takes both directions back to TCP. Each end does the same. An end is "asked" if its own
+// application wants the descriptor:
 //
-//	take both directions from the application; send where its bytes end on the session (NoteLeave)
-//	wait for the same of the peer, and read up to there, or to the end of one that has closed
-//	asked: return to the peer what the application has not read; its stream ends behind that
+//	take both directions from the application; tell where this end's bytes end on the session (NoteLeave)
+//	wait for the peer's NoteLeave, and read up to there, or to the end of a peer that has closed
+//	if asked: return to the peer what the application has not read, and end the stream
 //	otherwise: keep it for the application
 //	read what the peer returns, up to the end of its stream
 //	send that by TCP before anything else
 //
-// So the descriptor of an end that is asked has every byte that its application has not
-// read, and no byte of it lies elsewhere.
+// So the descriptor of an end that is asked has every byte that its application has not read, and no
+// such byte is anywhere else.
 func (c *Conn) leave(s *session.Session, why error) {
 	t, err := c.exchange(s)
 	c.in.op.Lock()
@@ -144,29 +145,29 @@ func (c *Conn) leave(s *session.Session, why error) {
 	if err == nil {
 		c.leftLocked(t, why)
 	} else {
-		// Each operation finds the session's end by itself, behind what had come. Reads find it once they
-		// turn to the session again: one that has met it before this may be late, and would pass over
-		// what was read meanwhile.
+		// Each operation meets the session's end by itself, after what had come. Reads meet it once
+		// they turn to the session again. A Read that has met it before this may be late, and would
+		// pass over what was read meanwhile.
 		if over = c.state.leftInVain(); !over {
-			c.tcp.SetLinger(0) // to a peer that has left, an end of TCP is a reset
+			c.tcp.SetLinger(0) // to a peer that has left, TCP's end must be a reset
 		}
 		c.out.san.Store(s)
 		s.GiveBackWrite()
 	}
 	c.countKeptLocked()
 	flushes, shut := c.state.phase == flushing, c.state.out.shut
-	if err != nil { // behind Close the peer is reset, and is not to find an end before
+	if err != nil { // after Close the peer must find a reset, and no end before it
 		shut = over && !c.closed.Load()
 	}
 	c.steppedLocked()
 	c.mu.Unlock()
-	c.out.unlock(c) // each may have been agreed to move again by now
+	c.out.unlock(c) // each may be about to move again
 	c.in.unlock(c)
 	switch {
 	case flushes:
 		c.out.flush(c)
 	case shut:
-		c.tcp.CloseWrite() // fails only if it has been closed
+		c.tcp.CloseWrite() // fails only if TCP is closed
 	}
 }
 
@@ -180,24 +181,25 @@ func (c *Conn) exchange(s *session.Session) (t taken, err error) {
 	c.mu.Unlock()
 	c.out.op.Lock()
 	c.out.beginLocked(c, s, false)
-	if !c.closed.Load() { // else TakeWrite may not have waited for what is lent, which comes back by it
+	if !c.closed.Load() { // otherwise TakeWrite may not have waited for lent room, whose Commit uses san
 		c.out.san.Store(nil)
 	}
 	c.out.op.Unlock()
-	s.TakeRead() // before the peer knows, and returns bytes
+	s.TakeRead() // before the peer knows and returns bytes
 	c.in.nudge(c)
 	c.in.op.Lock()
 	if !c.closed.Load() {
 		c.in.san.Store(nil)
 	}
 	c.in.op.Unlock()
-	// It fails if the session has ended, perhaps ahead of the peer's last notes, which are waited for:
-	// without its begin it is not known behind what of TCP its bytes come.
+	// SendNote fails if the session has ended, perhaps before the peer's last notes were handled. These
+	// are waited for: without the peer's begin it is not known which bytes of TCP precede its bytes
+	// here.
 	told := s.SendNote(positionNote(newconn.NoteLeave, s.WritePosition()))
 
-	// It waits at the session as a Read does: the idle poller would be late. A peer that has closed
-	// does not answer, and may wait until what comes is read; any other answers, and writes no more
-	// meanwhile than there is room for.
+	// Wait at the session as a Read does, because the idle poller would be late. A peer that has closed
+	// does not answer, and may wait until its bytes are read. Any other peer answers, and writes no
+	// more meanwhile than there is room for.
 	answered := func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -214,7 +216,7 @@ func (c *Conn) exchange(s *session.Session) (t taken, err error) {
 	s.AwaitTaken(answered)
 	c.mu.Lock()
 	for !c.state.over && !c.state.mayLeave() {
-		c.awaitLocked(time.Time{}) // it is over, and its last notes are on their way
+		c.awaitLocked(time.Time{}) // the session has ended, and its last notes are being handled
 	}
 	both, until := c.state.mayLeave(), c.state.until
 	returns := c.state.asked && !c.state.out.shut
@@ -232,7 +234,7 @@ func (c *Conn) exchange(s *session.Session) (t taken, err error) {
 		return t, err
 	}
 	wrote := make(chan error, 1)
-	go func() { // while this end reads, or two ends that both return bytes would wait for each other
+	go func() { // in parallel, as two ends that both return bytes would wait for each other
 		var err error
 		if returns && len(t.unread) > 0 {
 			_, err = s.WriteTaken(t.unread)
@@ -247,8 +249,8 @@ func (c *Conn) exchange(s *session.Session) (t taken, err error) {
 	if err = errors.Join(err, <-wrote); err != nil {
 		return t, err
 	}
-	// What goes by TCP from here on must not come without what went by the session, should this
-	// process end now.
+	// If this process ends now, what goes by TCP from here on must not come without what went by the
+	// session.
 	s.Close()
 	<-s.Closed() // bounded by Options.CloseTimeout
 	if !s.Delivered() {
@@ -260,8 +262,8 @@ func (c *Conn) exchange(s *session.Session) (t taken, err error) {
 	return t, nil
 }
 
-// alone leaves a session whose peer has closed it: nothing comes back, and TCP has its end as
-// well. On any other end the error is why.
+// alone leaves a session that the peer has closed: nothing comes back, and TCP has its end as well.
+// After any other end it returns why.
 func alone(s *session.Session, t taken, most uint64, why error) (taken, error) {
 	if !errors.Is(s.Over(), syscall.EPIPE) {
 		return t, why
@@ -273,11 +275,11 @@ func alone(s *session.Session, t taken, most uint64, why error) (taken, error) {
 	return t, err
 }
 
-// toTheEnd is beyond all streams.
+// toTheEnd is larger than any stream.
 const toTheEnd = 1 << 63
 
-// readUntil reads what comes from a session until done, or its end; most at the most. A peer that
-// goes on writing then waits.
+// readUntil reads what comes from a session until done or the session's end, at most most bytes. A peer
+// that goes on writing then waits.
 func readUntil(s *session.Session, most uint64, done func() bool) (all []byte) {
 	b := make([]byte, 16<<10)
 	for uint64(len(all)) < most && !done() {
@@ -290,10 +292,10 @@ func readUntil(s *session.Session, most uint64, done func() bool) (all []byte) {
 	return all
 }
 
-// readTaken reads so many bytes more from a session, or the rest of its stream; most is for all of them.
+// readTaken reads n more bytes from a session, or the rest of its stream; most bounds all of them.
 func readTaken(s *session.Session, all []byte, n, most uint64) ([]byte, error) {
-	if n < toTheEnd/2 { // or append would leave several times as much to the garbage collector
-		all = slices.Grow(all, int(min(n, most, mostOfRing))) // no more, as nothing but the peer says so
+	if n < toTheEnd/2 { // otherwise append would leave several times as much to the garbage collector
+		all = slices.Grow(all, int(min(n, most, mostOfRing))) // no more, as only the peer has told n
 	}
 	b := make([]byte, min(n, 64<<10))
 	for n > 0 {
@@ -315,10 +317,10 @@ func readTaken(s *session.Session, all []byte, n, most uint64) ([]byte, error) {
 	return all, nil
 }
 
-// leftLocked has TCP carry the connection again. in.op, out.op and mu are held.
+// leftLocked makes TCP carry the connection again. in.op, out.op and mu are held.
 func (c *Conn) leftLocked(t taken, why error) {
 	st := c.session.Stats()
-	both := uint64(t.back + len(t.returned)) // they went by the session, and go by TCP, too
+	both := uint64(t.back + len(t.returned)) // these bytes went by the session, and go by TCP as well
 	st.BytesSent -= both
 	st.BytesReceived -= both
 	if c.past == nil {
@@ -332,7 +334,7 @@ func (c *Conn) leftLocked(t taken, why error) {
 	c.cleanUpLocked(nil)
 	c.life.Left(why)
 	c.session = nil
-	if c.state.asked { // the descriptor is wanted for a moment, as far as is known: else it is pinned
+	if c.state.asked { // the descriptor is wanted for a moment, as far as is known: otherwise it is pinned
 		c.use.again(c.threshold)
 	} else {
 		c.use.again(againAfter)
@@ -340,20 +342,20 @@ func (c *Conn) leftLocked(t taken, why error) {
 	if c.state.in.shut { // nobody will read it; the connection does not move again
 		c.in.thrown = c.in.rest != nil
 		c.in.rest = nil
-		c.tcp.CloseRead() // as the descriptor is to show
+		c.tcp.CloseRead() // the descriptor must show that
 	}
 	c.state.left(uint64(t.back), len(t.returned) > 0)
 	c.in.deadline.toTCP(c.tcp)
 	c.out.deadline.toTCP(c.tcp)
 	if len(t.returned) > 0 {
 		c.out.back = t.returned
-		c.out.deadline.held = true // these bytes have been taken from the application: its deadline does not bound them
+		c.out.deadline.held = true // the application has handed these bytes over, so its deadline does not bound them
 		c.tcp.SetWriteDeadline(time.Time{})
 	}
 }
 
-// againAfter is for how many bytes a connection is used by TCP that the peer has called back,
-// before it tries to move again.
+// againAfter is how many bytes a connection must be used for on TCP before it tries to move again, if
+// the peer has called it back.
 const againAfter = 16 << 20
 
 // flush sends what came back.
@@ -365,7 +367,7 @@ func (o *outgoing) flush(c *Conn) {
 	c.mu.Lock()
 	c.state.flushed()
 	c.state.out.broken = c.state.out.broken || err != nil
-	c.state.tcpFailed(err) // which Reads are to find
+	c.state.tcpFailed(err) // for Reads to find
 	o.deadline.restore(c.tcp)
 	shut := c.state.out.shut
 	c.steppedLocked()

@@ -10,27 +10,28 @@ import (
 )
 
 var (
-	// ErrNotReserved is returned by Commit without a Reserve before it, and by Discard of
-	// some bytes without a Peek.
+	// ErrNotReserved is the error of Commit without a Reserve before it, and of Discard of some bytes
+	// without a Peek before it.
 	ErrNotReserved = session.ErrNotReserved
-	// ErrTooMuch is returned by Commit and Discard of more bytes than were lent.
+	// ErrTooMuch is the error of Commit and Discard of more bytes than were lent.
 	ErrTooMuch = session.ErrTooMuch
 )
 
 // Counts that an io.Reader or io.Writer must not return.
 var (
 	errInvalidRead  = errors.New("invalid read result")
-	errInvalidWrite = errors.New("invalid write result") // io's own, which is not exported
+	errInvalidWrite = errors.New("invalid write result") // as in io, which does not export it
 )
 
-// Reserve returns room in the memory that the connection sends from, for a caller that
-// would otherwise fill a buffer and Write it: at least one byte, up to n. It blocks while
-// there is no room. The caller fills the room from its front and calls Commit; until then
-// other Writes and Reserves wait, and after it the room must not be used. Its errors are those
-// of Write, and a peer that has closed is found behind the first piece.
-// Until then a connection that has moved does not go back to TCP either: File and Control, of
-// either end, wait for that, and so do then all its Reads and Writes.
-// On TCP the room is a buffer of up to 64 KiB.
+// Reserve returns room in the memory that the connection sends from, for a caller that would otherwise
+// fill a buffer and Write it: at least one byte, at most n. It blocks while there is no room. The
+// caller fills the room from its front and calls Commit. Until then other Writes and Reserves wait;
+// after it the room must not be used. Its errors are those of Write. A peer that has closed is found
+// only after the first piece.
+//
+// Until Commit, a connection that has moved does not go back to TCP either: File and Control, at either
+// end, wait for that, and then so do all Reads and Writes of the connection. On TCP the room is a
+// buffer of at most 64 KiB.
 func (c *Conn) Reserve(n int) ([]byte, error) {
 	for {
 		if s := c.out.san.Load(); s != nil && !c.out.owned.Load() {
@@ -64,9 +65,9 @@ func (o *outgoing) reserve(c *Conn, n int) ([]byte, error) {
 	return o.reserved, nil
 }
 
-// Commit sends the first n bytes of what Reserve returned, in the place of a Write; 0:
-// none. On a SAN it does not block, and looks at no deadline. After an error nothing is reserved,
-// and nothing was sent; on TCP, something may have been.
+// Commit sends the first n bytes of what Reserve returned, in place of a Write; with 0 it sends none.
+// On a SAN it does not block, and no deadline applies. After an error nothing is reserved, and nothing
+// was sent; on TCP, something may have been sent.
 func (c *Conn) Commit(n int) error {
 	_, err := c.sendReserved(n)
 	return err
@@ -104,13 +105,13 @@ func (c *Conn) sendReserved(n int) (sent int, err error) {
 	return int(w.n), err
 }
 
-// Peek returns bytes that have arrived, where they lie: at least one, and as many as lie
-// there in one piece. It blocks while there are none. They stay in place until Discard;
-// until then Reads wait, and another Peek returns the same. Its errors are those of Read.
-// They keep the connection from going back to TCP, as what Reserve returns does.
-// They are for reading alone: on shared memory they are the peer's, and writing to them is a
-// fault (SIGSEGV).
-// On TCP they lie in a buffer, and a Read takes them from there.
+// Peek returns bytes that have arrived, in the memory where they are: at least one, and as many as are
+// there in one piece. It blocks while there are none. They stay in place until Discard. Until then
+// Reads wait, and another Peek returns the same bytes. Its errors are those of Read. Like the room of
+// Reserve, they keep the connection from going back to TCP.
+//
+// The bytes must not be written to: on shared memory they belong to the peer, and a write is a fault
+// (SIGSEGV). On TCP they are in a buffer, from which a Read takes them.
 func (c *Conn) Peek() ([]byte, error) {
 	for {
 		if err := c.in.stopped(c); err != nil {
@@ -139,7 +140,7 @@ func (c *Conn) Peek() ([]byte, error) {
 	}
 }
 
-// peekLocked reads from TCP to front.
+// peekLocked reads from TCP into front.
 func (in *incoming) peekLocked(c *Conn) ([]byte, error) {
 	switch most, err := in.beforeLocked(c); {
 	case err != nil:
@@ -158,11 +159,11 @@ func (in *incoming) peekLocked(c *Conn) ([]byte, error) {
 	return in.front, nil
 }
 
-// peekSize is for how many bytes Peek has a buffer on TCP.
+// peekSize is the size in bytes of Peek's buffer on TCP.
 const peekSize = 32 << 10
 
-// Discard counts the first n bytes of what Peek returned as read. None of them may be used
-// after it. After an error none counts, and Peek has to be called again.
+// Discard counts the first n bytes of what Peek returned as read. They must not be used afterwards.
+// After an error no byte counts as read, and Peek has to be called again.
 func (c *Conn) Discard(n int) error {
 	if s := c.in.san.Load(); s != nil { // both ends leave it only when nothing is lent
 		return c.opError(opRead, s.Discard(n))

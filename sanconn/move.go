@@ -14,8 +14,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// takeTimeout is how long a process may do nothing about a proposal, before that is withdrawn and made
-// to another one.
+// takeTimeout is how long a process may leave a proposal untouched before it is withdrawn and made to
+// another process.
 const takeTimeout = 500 * time.Millisecond
 
 // silentTimeout bounds how long an end of the connection waits for the answer to a proposal: the process that
@@ -45,12 +45,12 @@ func (c handle) Stays() bool {
 func (c handle) Shut() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	committed := c.state.phase == proposed || c.state.phase == onSAN // a move ends a direction behind it
+	committed := c.state.phase == proposed || c.state.phase == onSAN // then a direction ends on the session, after the move
 	return c.closed.Load() || !committed && (c.state.out.shut || c.state.in.shut)
 }
 
 func (c handle) Propose(ctx context.Context, s *session.Session, hello []byte, judge func(answer []byte) error) error {
-	if !s.Limits().Ring() { // the credits to send it come with the peer's first message
+	if !s.Limits().Ring() { // the credits for the note come with the peer's first message
 		if err := s.Negotiate(ctx); err != nil {
 			return errNegotiating(err)
 		}
@@ -91,7 +91,7 @@ func (c handle) Propose(ctx context.Context, s *session.Session, hello []byte, j
 	return nil
 }
 
-// negotiate waits for the peer's part of the negotiation, however long that takes, as the peer has
+// negotiate waits for the peer's part of the negotiation, however long that takes, because the peer has
 // the proposal, too. It ends with the session.
 func negotiate(conn weak.Pointer[Conn], s *session.Session) {
 	err := s.Negotiate(context.Background())
@@ -99,14 +99,14 @@ func negotiate(conn weak.Pointer[Conn], s *session.Session) {
 		return
 	}
 	if c := conn.Value(); c != nil {
-		// Nothing of the stream has come if a ring hands out all.
+		// If a ring hands out all that was sent, nothing of the stream has come.
 		c.sessionOver(s, !errors.Is(err, session.ErrLost), errNegotiating(err))
 	}
 }
 
 func errNegotiating(err error) error { return fmt.Errorf("negotiating: %w", err) }
 
-// wakeWhenDone wakes all that wait for a change of state, when ctx ends.
+// wakeWhenDone wakes all that wait for a change of state when ctx ends.
 func (c *Conn) wakeWhenDone(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		c.mu.Lock()
@@ -130,8 +130,8 @@ func (c handle) Accept(s *session.Session, answer []byte) error {
 	return err
 }
 
-// commitLocked commits this end to a session, and sends the peer the note about that before anything
-// else finds the session, and sends other notes. exposed is tcpDescriptor.check's.
+// commitLocked commits this end to a session. It sends the peer the note about that before anything
+// else can find the session and send other notes. exposed is tcpDescriptor.check's result.
 func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note []byte) error {
 	switch {
 	case c.closed.Load():
@@ -155,7 +155,7 @@ func (c *Conn) commitLocked(s *session.Session, to phase, exposed uint64, note [
 	c.steppedLocked()
 	c.name(s)
 	s.SetKeepAlive(c.keep)
-	if resetsAtClose(c.tcp) { // perhaps by the descriptor, or before there was a connection
+	if resetsAtClose(c.tcp) { // set by the descriptor, perhaps, or before the Conn was made
 		c.reset.Store(true)
 		s.ResetAtDeath(true)
 	}
@@ -201,7 +201,7 @@ func positionNote(kind byte, at uint64) []byte {
 	return binary.LittleEndian.AppendUint64([]byte{kind}, at)
 }
 
-// answered takes the answer to this end's proposal.
+// answered handles the answer to this end's proposal.
 func (c *Conn) answered(s *session.Session, answer []byte) error {
 	c.mu.Lock()
 	if c.session != s || c.state.phase != proposed {
@@ -212,7 +212,7 @@ func (c *Conn) answered(s *session.Session, answer []byte) error {
 	c.mu.Unlock()
 	refused := judge(answer)
 	c.mu.Lock()
-	if c.session != s { // boundAnswerLocked has ended the proposal meanwhile: else notes do, one at a time
+	if c.session != s { // boundAnswerLocked has ended the proposal meanwhile; nothing else can, as notes come one at a time
 		c.mu.Unlock()
 		return errNotAgreed
 	}
@@ -265,7 +265,7 @@ func (c *Conn) dropLocked(why error) {
 	if !c.closed.Load() {
 		c.in.deadline.restore(c.tcp)
 		c.out.deadline.restore(c.tcp)
-		if c.state.out.shut { // CloseWrite, and CloseRead, have left that to the end of the proposal
+		if c.state.out.shut { // CloseWrite and CloseRead have left this to the end of the proposal
 			c.tcp.CloseWrite()
 		}
 	}
@@ -275,7 +275,7 @@ func (c *Conn) dropLocked(why error) {
 	c.changedLocked()
 }
 
-// peerBegins takes the position at which the peer's direction moves.
+// peerBegins handles the position at which the peer's direction moves.
 func (c *Conn) peerBegins(s *session.Session, at uint64) error {
 	c.mu.Lock()
 	err := errNotAgreed
@@ -290,8 +290,9 @@ func (c *Conn) peerBegins(s *session.Session, at uint64) error {
 	return err
 }
 
-// sessionOver is called when the session has ended, behind its last note. whole: all that the
-// peer has sent by it has come; a ring outlives the peer's process. why a proposal on it is over.
+// sessionOver is called when the session has ended, after its last note. whole: all that the peer has
+// sent by it has come (a ring outlives the peer's process). why: the reason for the end of a proposal on
+// it.
 func (c *Conn) sessionOver(s *session.Session, whole bool, why error) {
 	c.mu.Lock()
 	if c.session != s {
@@ -308,14 +309,14 @@ func (c *Conn) sessionOver(s *session.Session, whole bool, why error) {
 	if proposing {
 		s.Abort()
 	}
-	// A peer that waits for what this end has sent on the session, or would have, finds the end of
-	// TCP, and then ends it, too.
+	// A peer that waits for what this end has sent on the session, or would have sent, finds the end of
+	// TCP, and then ends TCP as well.
 	if ends {
 		c.tcp.CloseWrite()
 	}
 }
 
-// Moved is newconn.Handle.Moved.
+// Moved implements newconn.Handle.
 func (c handle) Moved(ctx context.Context) error {
 	stop := c.wakeWhenDone(ctx)
 	defer stop()

@@ -6,56 +6,53 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Options tune connections over a SAN. The zero value is what most callers want: each
-// field that is 0 has its default.
+// Options tune connections over a SAN. The zero value suits most callers: each field that is 0 has its
+// default.
 type Options struct {
-	// AttemptTimeout bounds one attempt of a dialer's connection to move to a SAN. Default 2 s,
-	// or 10 s with the policy Require, where the dial waits for it. A listener does not use it.
+	// AttemptTimeout bounds one attempt to move a dialer's connection to a SAN. Default 2 s, or 10 s
+	// with the policy Require, where the dial waits for it. A listener does not use it.
 	AttemptTimeout time.Duration
 
-	// MoveAtOnce has a dialer's connections move as soon as they have been accepted, rather
-	// than once it pays: for connections that are known to live, and for tests. One that was not
-	// accepted within AttemptTimeout moves once it has been used for four times as much as
-	// without this.
+	// MoveAtOnce makes a dialer's connections move as soon as they have been accepted, rather than once
+	// it pays: for connections that are known to live long, and for tests. A connection that was not
+	// accepted within AttemptTimeout moves after four times as much use as without this option.
 	MoveAtOnce bool
 
-	// Threshold is the size in bytes from which a Write is moved by RDMA straight out
-	// of the caller's slice instead of through a buffer. Default: 1 MiB, or some 5 MiB where
-	// this host copies faster than a line takes bytes, and then from the second to ninth Write of
-	// the same memory on, by how many copies registering it costs; where there are no memory
-	// windows, only if that costs no more than one copy. A value that is set counts from the first
-	// Write on, as 2 KiB if it is less; negative: never. Not used on shm, where all bytes go
-	// through the ring.
+	// Threshold is the size in bytes from which a Write is moved by RDMA directly from the caller's
+	// slice instead of through a buffer. Default: 1 MiB, or some 5 MiB if this host copies faster than
+	// a line takes bytes; and only from the second to ninth Write of the same memory on, depending on
+	// how many copies registering it costs. Without memory windows, the default applies only if
+	// registering costs no more than one copy. A value that is set applies from the first Write on;
+	// less than 2 KiB counts as 2 KiB. Negative: never. Not used on shm, where all bytes go through the
+	// ring.
 	Threshold int
 
-	// ReceiveBudget is how many bytes of large Writes the receiving end takes before
-	// anybody reads them, as TCP's receive buffer does. On verbs it is also the size of
-	// the memory that the peer may write to, which comes beside it and has at most 4 MiB.
-	// Default 4 MiB per connection. Not used on shm.
+	// ReceiveBudget is how many bytes of large Writes the receiving end takes before they are read,
+	// like TCP's receive buffer. On verbs it is also the size of the memory that the peer may write to,
+	// of at most 4 MiB, which is in addition. Default 4 MiB per connection. Not used on shm.
 	ReceiveBudget int
 
-	// SendBudget is how many bytes Write takes before the peer has them, as TCP's send
-	// buffer does. Default 4 MiB per connection, which is also the most. Not used on shm, where
-	// the ring is the buffer. On verbs both budgets come out of regcache.DefaultArena; where
-	// that is short, they are smaller, and where it is used up bytes go as messages.
+	// SendBudget is how many bytes Write takes before the peer has them, like TCP's send buffer.
+	// Default 4 MiB per connection, which is also the most. Not used on shm, where the ring is the
+	// buffer. On verbs both budgets come out of regcache.DefaultArena. If the arena is short, the
+	// budgets are smaller; if it is used up, bytes go as messages.
 	SendBudget int
 
-	// Spin is how long Read and Write poll before they sleep. Default 50 µs. Negative: they
-	// do not poll, which saves CPU and costs latency.
+	// Spin is how long Read and Write poll before they sleep. Default 50 µs. Negative: they do not
+	// poll, which saves CPU time and increases latency.
 	Spin time.Duration
 
-	// KeepAlive is the time after which a silent peer is probed, and the time between two
-	// probes. Three in a row without an answer end the connection with ETIMEDOUT. Default
-	// 15 s, at least 1 s; negative: never. Not used on shm, where the kernel reports at once
-	// that a peer has died.
+	// KeepAlive is the time after which a silent peer is probed, and the time between two probes. Three
+	// probes in a row without an answer end the connection with ETIMEDOUT. Default 15 s, at least 1 s;
+	// negative: never. Not used on shm, where the kernel reports at once that a peer has died.
 	KeepAlive time.Duration
 
-	// CancelTimeout bounds how long a deadline or Close waits for the peer to stop an
-	// RDMA transfer that is under way; then the connection is reset. Default 2 s.
+	// CancelTimeout bounds how long a deadline or Close waits for the peer to stop an RDMA transfer in
+	// progress; then the connection is reset. Default 2 s.
 	CancelTimeout time.Duration
 
-	// CloseTimeout bounds how long a closed connection goes on delivering what was
-	// written; then it is reset and the rest is lost. Default 10 s.
+	// CloseTimeout bounds how long a closed connection goes on delivering what was written; then the
+	// connection is reset and the rest is lost. Default 10 s.
 	CloseTimeout time.Duration
 
 	// Disable switches optional mechanisms off, in addition to those in SAN_DISABLE.
@@ -65,13 +62,13 @@ type Options struct {
 // Feature is a set of optional mechanisms.
 type Feature = session.Feature
 
-// The mechanisms that Options.Disable and, by the names behind them, SAN_DISABLE switch
-// off. On shm there is only FeaturePoll; the others have no effect there.
+// The mechanisms that Options.Disable and, by the names in quotes, SAN_DISABLE switch off. On shm there
+// is only FeaturePoll; the others have no effect there.
 const (
 	FeatureRDMARead  = session.FeatureRDMARead  // "rdmaread": large Writes go by the peer's RDMA reads
-	FeatureRDMAWrite = session.FeatureRDMAWrite // "rdmawrite": other than small Writes go through the send buffer, by RDMA writes
-	FeatureRegCache  = session.FeatureRegCache  // "regcache": registrations that are kept
+	FeatureRDMAWrite = session.FeatureRDMAWrite // "rdmawrite": Writes that are not small go through the send buffer, by RDMA writes
+	FeatureRegCache  = session.FeatureRegCache  // "regcache": cached registrations
 	FeaturePoll      = session.FeaturePoll      // "poll": polling before a sleep
 	FeatureWindows   = session.FeatureWindows   // "windows": memory windows
-	FeatureRelaxed   = session.FeatureRelaxed   // "relaxed": PCIe's relaxed ordering of what arrives
+	FeatureRelaxed   = session.FeatureRelaxed   // "relaxed": PCIe's relaxed ordering of arriving data
 )

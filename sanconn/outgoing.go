@@ -13,47 +13,47 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// writePiece is how much of a Write goes to TCP at a time, so that a long one can move in its
-// middle: many times what a system call costs.
+// writePiece is how many bytes of a Write go to TCP at a time, so that a long Write can move in its
+// middle. A piece takes many times as long as a system call.
 const writePiece = 256 << 10
 
 // outgoing is this end's direction.
 type outgoing struct {
-	// san is set once the direction has moved. A Write then needs nothing else of this.
+	// san is set once the direction has moved. Then a Write needs only san.
 	san atomic.Pointer[session.Session]
 
-	// Of Conn.state, to be read without mu: see steppedLocked.
-	next      atomic.Pointer[session.Session] // the direction may move to it: the next holder of op does that
-	shut      atomic.Bool                     // by CloseWrite
-	suspended atomic.Bool                     // Writes wait: it goes back to TCP, or what came back goes first
+	// Parts of Conn.state, to be read without mu: see steppedLocked.
+	next      atomic.Pointer[session.Session] // the session that the direction may move to: the next holder of op moves it
+	shut      atomic.Bool                     // CloseWrite was called
+	suspended atomic.Bool                     // Writes wait, as the direction goes back to TCP, or what came back goes first
 
-	// owned: a Write that was cut in its middle, or what is reserved, goes before other Writes; it
-	// changes with Conn.mu held.
+	// owned: a Write that was cut in its middle, or reserved room, goes before other Writes. It changes
+	// with Conn.mu held.
 	owned atomic.Bool
 
 	op      sync.Mutex    // held by one Write at a time on TCP, and by the move
-	cut     int32         // Writes that were cut less those of them that have ended; guarded by Conn.mu
-	written atomic.Uint64 // bytes put on TCP; grows with op held
+	cut     int32         // Writes that were cut, less those of them that have ended; guarded by Conn.mu
+	written atomic.Uint64 // bytes written to TCP; grows with op held
 
-	back     []byte // what came back from the session unread: it goes before all else; guarded by op
+	back     []byte // what came back from the session unread: it goes before anything else; guarded by op
 	reserved []byte // see Conn.Reserve; guarded by Conn.mu
 
 	deadline deadline
 }
 
-// pendingWrite is a Write under way, of one slice or of several.
+// pendingWrite is a Write in progress, of one slice or of several.
 type pendingWrite struct {
-	p       []byte       // what is left of the one
-	v       *net.Buffers // what is left of the several; nil: it is one
+	p       []byte       // what is left of the one slice
+	v       *net.Buffers // what is left of several slices; nil: there is one
 	n       int64        // how many bytes were written
-	commits bool         // they lie in what Reserve has lent
+	commits bool         // the bytes are in room of Reserve
 	cuts    int          // how often it was cut in its middle
 }
 
 // done reports whether nothing is left.
 func (w *pendingWrite) done() bool { return len(w.p) == 0 && (w.v == nil || len(*w.v) == 0) }
 
-// bySession writes what is left.
+// bySession writes what is left by the session.
 func (w *pendingWrite) bySession(s *session.Session) (err error) {
 	raceedge.Release()
 	var n int64
@@ -69,7 +69,7 @@ func (w *pendingWrite) bySession(s *session.Session) (err error) {
 	return err
 }
 
-// byTCP writes a piece.
+// byTCP writes a piece by TCP.
 func (w *pendingWrite) byTCP(tcp *net.TCPConn) (n int64, err error) {
 	if w.v != nil {
 		n, err = writePieceOf(w.v, tcp)
@@ -82,11 +82,11 @@ func (w *pendingWrite) byTCP(tcp *net.TCPConn) (n int64, err error) {
 	return n, err
 }
 
-// write does a Write.
+// write performs a Write.
 func (o *outgoing) write(c *Conn, w *pendingWrite) error {
 	defer func() {
 		if w.cuts > 0 {
-			o.addCuts(c, -w.cuts) // it may come before what counts them
+			o.addCuts(c, -w.cuts) // it may come before exchange counts the cut
 		}
 	}()
 	for {
@@ -121,10 +121,10 @@ func (o *outgoing) write(c *Conn, w *pendingWrite) error {
 	}
 }
 
-// again returns errLook if a Write that has returned err is to go on: the way back to TCP has
-// taken it. If that has cut it in its middle, other Writes wait for it, as its bytes are not to be
-// mixed with theirs. It is called before they can go on, but by a Write on the session, for which
-// exchange calls addCuts.
+// again returns errLook if a Write that has returned err has to go on, because the way back to TCP has
+// taken it. If that has cut the Write in its middle, other Writes wait for it, as the bytes must not be
+// mixed. So again is called before other Writes can go on, except after a Write on the session, for
+// which exchange calls addCuts.
 func (o *outgoing) again(c *Conn, w *pendingWrite, err error) error {
 	switch {
 	case err == session.ErrCut:
@@ -146,7 +146,7 @@ func (o *outgoing) addCuts(c *Conn, n int) {
 	o.ownLocked(c)
 }
 
-// ownLocked has Writes look at what owns the direction. mu is held.
+// ownLocked sets owned. mu is held.
 func (o *outgoing) ownLocked(c *Conn) {
 	o.owned.Store(o.reserved != nil || o.cut > 0)
 	c.changedLocked()
@@ -169,7 +169,7 @@ func (o *outgoing) mayLocked(w *pendingWrite) bool {
 // errLook: the state has changed, look again.
 var errLook = errors.New("sanconn: look again")
 
-// stopped is why the holder of op must not write to TCP.
+// stopped returns why the holder of op must not write to TCP, or nil.
 func (o *outgoing) stopped(c *Conn) error {
 	if !c.closed.Load() && o.san.Load() == nil && !o.suspended.Load() && !o.shut.Load() {
 		return nil
@@ -187,12 +187,12 @@ func (o *outgoing) stoppedLocked(c *Conn) error {
 	return o.shutLocked(c)
 }
 
-// shutLocked is why nothing is written any more, on whichever carrier. mu is held.
+// shutLocked returns why nothing is written any more, on either carrier, or nil. mu is held.
 func (o *outgoing) shutLocked(c *Conn) error {
 	switch {
 	case c.closed.Load():
 		return c.opError(opWrite, net.ErrClosed)
-	case o.shut.Load(): // as net has it, the deadline counts first
+	case o.shut.Load(): // as in net, the deadline comes first
 		return cmp.Or(o.deadline.passed(c), c.opError(opWrite, os.NewSyscallError(opWrite, syscall.EPIPE)))
 	}
 	return nil
@@ -217,7 +217,7 @@ func (o *outgoing) writeLocked(c *Conn, w *pendingWrite) error {
 	}
 }
 
-// piece has a piece of a copy put on TCP; errLook: something else is to be done first.
+// piece writes a piece of a copy to TCP by put; errLook: something else has to be done first.
 func (o *outgoing) piece(c *Conn, put func() (int64, error)) error {
 	if err := o.await(c, &pendingWrite{}); err != nil {
 		return err
@@ -231,7 +231,7 @@ func (o *outgoing) piece(c *Conn, put func() (int64, error)) error {
 	return o.wroteLocked(c, n, err)
 }
 
-// wroteLocked counts bytes put on TCP, and returns what the error means. op is held.
+// wroteLocked counts bytes written to TCP, and returns what the error means. op is held.
 func (o *outgoing) wroteLocked(c *Conn, n int64, err error) error {
 	o.count(c, n)
 	if endsTCP(c.tcp, err) {
@@ -242,13 +242,13 @@ func (o *outgoing) wroteLocked(c *Conn, n int64, err error) error {
 	return o.deadline.afterTCP(c, opWrite, err)
 }
 
-// count counts bytes put on TCP. op is held.
+// count counts bytes written to TCP. op is held.
 func (o *outgoing) count(c *Conn, n int64) {
 	o.written.Store(o.written.Load() + uint64(n))
 	c.counted(n)
 }
 
-// await waits while a Write has to.
+// await waits while a Write has to wait.
 func (o *outgoing) await(c *Conn, w *pendingWrite) error {
 	if !o.suspended.Load() && !o.owned.Load() {
 		return nil

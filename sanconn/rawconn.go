@@ -13,34 +13,34 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// SyscallConn returns a RawConn of TCP's descriptor, to which the connection goes back first
-// if it has moved. Its methods fail where File does, but not because bytes have not been read:
-// Read shows its function these by a socket of their own.
+// SyscallConn returns a RawConn of TCP's descriptor. A connection that has moved goes back to TCP
+// first. Its methods fail as File does, except because of unread bytes: Read shows these to its
+// function by a socket of their own.
 //
-// Behind Control it may move again, once its own Read and Write have been used for as much as at
-// its beginning, at an accepted end for half as much, if no byte has gone by the descriptor alone,
-// and no direction was ended by it. So a program that sets an option, as gRPC does, loses nothing,
-// and one that takes the descriptor for itself, as event loops do, keeps it. Behind Write, as
-// behind File, the connection stays on TCP for good.
+// After Control the connection may move again, once its own Read and Write have been used for as much
+// as at its beginning, at an accepted end for half as much, and if no byte has gone by the descriptor
+// alone, and no direction was ended by it. So a program that sets an option, as gRPC does, loses
+// nothing, and a program that takes the descriptor for itself, as event loops do, keeps it. After
+// Write, as after File, the connection stays on TCP for good.
 //
-// Read calls its function without going back if nothing has come, as where a pool examines an
-// idle connection, or if the end has come by a SAN: with a socket that shows just that. If bytes
-// have come it is as Control, and once the function wants to wait for some, as Write. In
-// programs that cmd/san has built, a function that reads by syscall.Read reads the connection
-// instead, whatever carries it: the connection may move, and stays where it is.
+// Read calls its function without going back if nothing has come, as when a pool examines an idle
+// connection, or if the end has come by a SAN: with a socket that shows exactly that. If bytes have
+// come, Read is like Control, and once the function wants to wait for more, like Write. In programs
+// that cmd/san has built, a function that reads by syscall.Read reads the connection instead, on either
+// carrier: the connection may move, and stays where it is.
 func (c *Conn) SyscallConn() (syscall.RawConn, error) { return &rawConn{c: c}, nil }
 
-// rawConn is small, as pools make one for each use of a connection.
+// rawConn is small, because pools make one for each use of a connection.
 type rawConn struct {
 	c         *Conn
-	counts    atomic.Bool // the last function of Read has read by syscall.Read; so may the next one
-	otherwise atomic.Bool // one has not
+	counts    atomic.Bool // the last function of Read has read by syscall.Read; the next one may, too
+	otherwise atomic.Bool // a function has read otherwise
 	lending   *lending    // nil before the first use of TCP; guarded by incoming.lends
 }
 
-// tcp is TCP's RawConn.
+// tcp returns TCP's RawConn.
 func (r *rawConn) tcp() syscall.RawConn {
-	raw, _ := r.c.tcp.SyscallConn() // which fails without a connection alone
+	raw, _ := r.c.tcp.SyscallConn() // fails only without a connection
 	return raw
 }
 
@@ -62,7 +62,7 @@ func (r *rawConn) Write(f func(fd uintptr) (done bool)) error {
 	if err := c.fd.have(c); err != nil {
 		return c.opError(opRawWrite, err)
 	}
-	for { // behind a Write that was cut, and what is reserved
+	for { // after a Write that was cut, and after reserved room
 		if err := c.out.await(c, &pendingWrite{}); err != nil {
 			err.(*net.OpError).Op = opRawWrite
 			return err
@@ -102,8 +102,8 @@ func (r *rawConn) Read(f func(fd uintptr) (done bool)) error {
 	}
 }
 
-// readUncounted is Read for a function that may read as it likes. It returns false without an error
-// if that has read by syscall.Read, and been counted, after all.
+// readUncounted is Read for a function that may read in any way. It returns false without an error if
+// the function has read by syscall.Read after all, and so was counted.
 func (r *rawConn) readUncounted(f func(fd uintptr) (done bool)) (done bool, err error) {
 	c := r.c
 	if (handle{c}).Stays() {
@@ -120,8 +120,8 @@ func (r *rawConn) readUncounted(f func(fd uintptr) (done bool)) (done bool, err 
 		}
 		return false, err
 	}
-	// In programs that cmd/san has built f is called at once, as it may read by syscall.Read: then it
-	// keeps the descriptor no longer than for that.
+	// In programs that cmd/san has built f is called at once, because it may read by syscall.Read: then
+	// it needs the descriptor only for that.
 	looked := waits && !undernet.Reads.Load()
 	for {
 		done, err := r.readTCP(f, waits, looked)
@@ -132,8 +132,8 @@ func (r *rawConn) readUncounted(f func(fd uintptr) (done bool)) (done bool, err 
 	}
 }
 
-// look shows f what has come without going back, if that can be shown: nothing, or the end, behind
-// which f may wait.
+// look shows f what has come without going back to TCP, if that can be shown: nothing, or the end,
+// after which f may wait.
 func (r *rawConn) look(f func(fd uintptr) (done bool)) (empty, done bool, err error) {
 	for {
 		empty, err = r.empty()
@@ -153,8 +153,8 @@ func (r *rawConn) look(f func(fd uintptr) (done bool)) (empty, done bool, err er
 	}
 }
 
-// empty reports whether nothing has come that could be read, and not the end either; io.EOF:
-// the end has come by a SAN, or CloseRead was called.
+// empty reports whether nothing has come that could be read, nor the end; io.EOF: the end has come by a
+// SAN, or CloseRead was called.
 func (r *rawConn) empty() (bool, error) {
 	c := r.c
 	for {
@@ -183,12 +183,12 @@ func (r *rawConn) emptyTCP() (empty bool, err error) {
 	c.in.op.Lock()
 	defer c.in.unlock(c)
 	switch _, err = c.in.beforeLocked(c); {
-	case err == io.EOF: // by CloseRead, of which TCP does not know if the connection had moved
+	case err == io.EOF: // by CloseRead, which TCP does not know of if the connection had moved
 		return false, io.EOF
 	case len(c.in.front) > 0:
 		return false, nil
 	case c.closed.Load():
-		return false, net.ErrClosed // of the operation raw-read, not read
+		return false, net.ErrClosed // with the operation raw-read, not read
 	case err != nil:
 		return false, err
 	}
@@ -201,15 +201,15 @@ func (r *rawConn) emptyTCP() (empty bool, err error) {
 	return empty, nil
 }
 
-// showHeld shows f the bytes that were taken from a carrier and not read, which TCP's descriptor
-// cannot have: those of a peer that has closed, for one. in.op is held.
+// showHeld shows f the unread bytes that were taken from a carrier, which TCP's descriptor cannot have,
+// such as those of a peer that has closed. in.op is held.
 func (r *rawConn) showHeld(f func(fd uintptr) (done bool)) (done bool, err error) {
 	c := r.c
 	for c.in.holds() {
 		switch most, err := c.in.beforeLocked(c); {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return false, err
-		case err != nil, most > 0: // TCP's come before them
+		case err != nil, most > 0: // TCP's bytes precede them
 			return false, errUnread
 		}
 		took, done, err := showBytes(c.in.front, f)
@@ -218,20 +218,20 @@ func (r *rawConn) showHeld(f func(fd uintptr) (done bool)) (done bool, err error
 		case done || err != nil:
 			return done, err
 		case took == 0:
-			return false, errUnread // it waits for more than these
+			return false, errUnread // f waits for more than these
 		}
 	}
 	return false, nil
 }
 
-// showLast shows f what can still be read where there is no way back, as the session has ended: what was
-// taken from that on the way, and what it has.
+// showLast shows f what can still be read if there is no way back, because the session has ended: what
+// was taken from the session on the way, and what the session has.
 func (r *rawConn) showLast(f func(fd uintptr) (done bool)) (done bool) {
 	in := &r.c.in
 	func() {
 		in.op.Lock()
 		defer in.unlock(r.c)
-		done, _ = r.showHeld(f) // it fails where TCP's bytes come first
+		done, _ = r.showHeld(f) // fails if TCP's bytes come first
 	}()
 	for took := 1; took > 0 && !done; {
 		s := in.san.Load()
@@ -244,7 +244,7 @@ func (r *rawConn) showLast(f func(fd uintptr) (done bool)) (done bool) {
 			break
 		}
 		func() {
-			took = 0 // where f panics
+			took = 0 // if f panics
 			defer func() { s.Discard(took) }()
 			took, done, _ = showBytes(b, f)
 		}()
@@ -252,8 +252,8 @@ func (r *rawConn) showLast(f func(fd uintptr) (done bool)) (done bool) {
 	return done
 }
 
-// readTCP is Read on TCP, once unless the function may wait, and does not read by syscall.Read. looked: it
-// wants to wait already, where there is nothing.
+// readTCP is Read on TCP. It calls f once, unless f may wait and does not read by syscall.Read. looked:
+// f has seen that there is nothing, and wants to wait.
 func (r *rawConn) readTCP(f func(fd uintptr) (done bool), waits, looked bool) (done bool, err error) {
 	c := r.c
 	c.in.lends.Lock()

@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sharedSocket is a socket that always shows the same, as nobody can change that by reading: so
-// all connections of the process share it. It is made when it is first needed, and never closed.
+// sharedSocket is a socket that always shows the same, because no read changes that. So all connections
+// of the process share it. It is made at its first use, and never closed.
 type sharedSocket struct {
-	ended bool // it shows the end of a stream; else nothing
+	ended bool // shows the end of a stream; else nothing
 
-	mu   sync.Mutex // guards what follows; its system calls do not block
+	mu   sync.Mutex // guards the fields below; system calls with it held do not block
 	made bool
 	pair [2]int
 }
@@ -44,8 +44,8 @@ func socketPair() (pair [2]int, err error) {
 	return pair, os.NewSyscallError("socketpair", err)
 }
 
-// showBytes calls f with a socket of its own that has these bytes, or as many as it can hold, and
-// returns how many f has taken.
+// showBytes calls f with a socket of its own that has these bytes, or as many as fit, and returns how
+// many f has taken.
 func showBytes(b []byte, f func(fd uintptr) (done bool)) (took int, done bool, err error) {
 	pair, err := socketPair()
 	if err != nil {
@@ -62,8 +62,8 @@ func showBytes(b []byte, f func(fd uintptr) (done bool)) (took int, done bool, e
 	return n - left, done, os.NewSyscallError("ioctl", err)
 }
 
-// waits reports whether a read (POLLIN) or a write (POLLOUT) would have to wait. It does not try one:
-// that would take a reset from the socket, and the next Read would find the end instead.
+// waits reports whether a read (POLLIN) or a write (POLLOUT) would have to wait. It does not try one: a
+// read would take a reset from the socket, and the next Read would find the end instead.
 func waits(fd int, event int16) bool {
 	for {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: event}}, 0)
@@ -75,7 +75,7 @@ func waits(fd int, event int16) bool {
 
 func nothingIn(fd int) bool { return waits(fd, unix.POLLIN) }
 
-// queued is how many bytes have come that were not read.
+// queued returns how many unread bytes have come.
 func queued(tcp *net.TCPConn) (n int) {
 	if raw, err := tcp.SyscallConn(); err == nil {
 		raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
@@ -83,7 +83,7 @@ func queued(tcp *net.TCPConn) (n int) {
 	return n
 }
 
-// resetsAtClose reports whether SO_LINGER is on, with no time.
+// resetsAtClose reports whether SO_LINGER is on, with a time of 0.
 func resetsAtClose(tcp *net.TCPConn) (is bool) {
 	if raw, err := tcp.SyscallConn(); err == nil {
 		raw.Control(func(fd uintptr) {

@@ -7,7 +7,7 @@ import (
 	"net"
 )
 
-// There is no SAN here, so no connection need be examined beside TCP.
+// There is no SAN on this system, so all connections are on TCP.
 
 type sharedSocket struct{}
 
@@ -23,8 +23,8 @@ func showBytes([]byte, func(fd uintptr) (done bool)) (took int, done bool, err e
 
 func nothingIn(int) bool { return false }
 
-// queued is how many bytes have come that were not read.
+// queued returns how many unread bytes have come.
 func queued(*net.TCPConn) int { return 0 }
 
-// resetsAtClose reports whether SO_LINGER is on, with no time.
+// resetsAtClose reports whether SO_LINGER is on, with a time of 0.
 func resetsAtClose(*net.TCPConn) bool { return false }

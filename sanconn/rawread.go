@@ -16,46 +16,46 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// In programs that cmd/san has built, a function of RawConn.Read that reads by syscall.Read, as
-// gRPC's does, reads the connection so: from whichever carrier, and counted, as its own Read does.
-// Such a function takes no connection back to TCP, and keeps none there.
+// In programs that cmd/san has built, a function of RawConn.Read that reads by syscall.Read, as gRPC's
+// does, reads the connection instead: from either carrier, and counted like the connection's own Read.
+// Such a function neither takes the connection back to TCP nor keeps it there.
 
-// lending is what syscall.Read finds while a function of a RawConn's Read has TCP's descriptor: one
-// call of the function reads once, and then finds nothing. So each reads what is next.
+// lending is what syscall.Read finds while a function of a RawConn's Read has TCP's descriptor. In each
+// call the function reads once, and then finds nothing, so that each read gets what comes next.
 type lending struct {
 	// Guarded by incoming.lends.
-	f       func(fd uintptr) (done bool) // that has the descriptor, or is to have it
-	once    func(fd uintptr)             // lends it to f …
-	waiting func(fd uintptr) (over bool) // … and is called again where f wants to wait; both made once
-	done    bool                         // what f has returned
-	session *session.Session             // that is read; nil: TCP, or what comes before it
-	most    uint64                       // so many bytes are read of TCP; 0: what comes before it
-	plain   bool                         // TCP's end, and its errors, are shown as they come
+	f       func(fd uintptr) (done bool) // has the descriptor, or is to have it
+	once    func(fd uintptr)             // lends the descriptor to f …
+	waiting func(fd uintptr) (over bool) // … and is called again if f wants to wait; both are made once
+	done    bool                         // f's result
+	session *session.Session             // the session to read; nil: TCP, or what precedes it
+	most    uint64                       // how many bytes may be read from TCP; 0: read what precedes it
+	plain   bool                         // show TCP's end, and its errors, as they come
 
-	mu    sync.Mutex // guards what follows, as others may have kept the descriptor's number; held from Next to Took
+	mu    sync.Mutex // guards the fields below, as others may have kept the descriptor's number; held from Next to Took
 	out   bool       // f has the descriptor
 	used  bool       // f has read by syscall.Read
-	took  bool       // … bytes of TCP
-	tells error      // what f is told instead of bytes: the end, or an error
-	ended error      // TCP's, kept for later calls: f may not wait for what it means
+	took  bool       // … and got bytes of TCP
+	tells error      // what f is told in place of bytes: the end, or an error
+	ended error      // TCP's, kept for later calls: f need not wait for what it means
 }
 
 // lent has the RawConns whose descriptors functions have at the moment.
 var lent lentTable
 
 type lentTable struct {
-	n       atomic.Int32 // how many, as each syscall.Read of the process looks for one
+	n       atomic.Int32 // how many there are, as each syscall.Read of the process checks that
 	shelves [64]lentShelf
 }
 
 type lentShelf struct {
-	mu sync.Mutex // guards by; held for a look
+	mu sync.Mutex // guards by; held only for a look
 	by map[int]*rawConn
 }
 
 func init() { undernet.ReaderOf = lent.readerOf }
 
-// readerOf returns what syscall.Read is to read instead of a descriptor, or nil.
+// readerOf returns what syscall.Read reads in place of a descriptor, or nil.
 func (t *lentTable) readerOf(fd int) undernet.RawReader {
 	if t.n.Load() == 0 {
 		return nil
@@ -90,7 +90,7 @@ func (t *lentTable) remove(fd int) {
 	t.n.Add(-1)
 }
 
-// lendingLocked is called with incoming.lends held.
+// lendingLocked returns r's lending. incoming.lends is held.
 func (r *rawConn) lendingLocked() *lending {
 	if r.lending == nil {
 		r.lending = new(lending)
@@ -98,7 +98,7 @@ func (r *rawConn) lendingLocked() *lending {
 	return r.lending
 }
 
-// lend calls f with a descriptor of TCP's, which is not closed meanwhile.
+// lend calls f with TCP's descriptor, which is not closed meanwhile.
 func (r *rawConn) lend(fd uintptr) {
 	l := r.lending
 	if !undernet.Reads.Load() {
@@ -109,7 +109,7 @@ func (r *rawConn) lend(fd uintptr) {
 	l.out, l.used, l.took = true, false, false
 	l.mu.Unlock()
 	lent.add(int(fd), r)
-	defer func() { // also if f panics
+	defer func() { // even if f panics
 		lent.remove(int(fd))
 		l.mu.Lock()
 		l.out = false
@@ -174,8 +174,8 @@ func (r *rawConn) Took(n int, err error) error {
 	return err
 }
 
-// asErrno is what syscall.Read returns for an error of the connection; nil is also for the end. For
-// what concerns this end alone, as a deadline, f has to wait: RawConn.Read returns that.
+// asErrno returns syscall.Read's result for an error of the connection; it is nil also for the end. For
+// an error of this end only, such as a deadline, f has to wait: RawConn.Read returns that error.
 func asErrno(err error) error {
 	switch err {
 	case nil, io.EOF:
@@ -190,18 +190,18 @@ func asErrno(err error) error {
 	return syscall.ECONNRESET
 }
 
-// readCounted is Read for a function that reads by syscall.Read, or that may: then it is tried on a
-// session. The result is false without an error once it has not read so.
+// readCounted is Read for a function that reads by syscall.Read, or that may: on a session it is tried.
+// It returns false without an error once the function has not read by syscall.Read.
 func (r *rawConn) readCounted(f func(fd uintptr) (done bool)) (done bool, err error) {
 	c, tries := r.c, !r.counts.Load()
 	for {
 		s, did, err := r.readOnce(f, tries)
 		switch {
 		case err == errUncounted, err == nil && !did.read && s != nil:
-			return false, nil // it is called again, with what has come shown otherwise
+			return false, nil // f is called again, with what has come shown in another way
 		case err != nil && err != errLook, did.done, err == nil && !did.read:
 			return did.done, err
-		case err == nil && did.told: // it waits behind the end
+		case err == nil && did.told: // f waits after the end
 			if err := c.in.awaitBehindEnd(c); err != nil {
 				return false, err
 			}
@@ -223,21 +223,21 @@ func (r *rawConn) readCounted(f func(fd uintptr) (done bool)) (done bool, err er
 	}
 }
 
-// errUncounted means that there is no session to try a function on.
+// errUncounted means that there is no session on which to try a function.
 var errUncounted = errors.New("sanconn: on TCP")
 
-// callResult is what one call of a function did: it was done, has read by syscall.Read, and was told the
-// end or an error.
+// callResult is the result of one call of a function: it was done, has read by syscall.Read, and was
+// told the end or an error.
 type callResult struct{ done, read, told bool }
 
-// readOnce has f read once: from a session, which it returns, or from TCP, where it waits as long as
+// readOnce makes f read once: from a session, which it returns, or from TCP, where it waits as long as
 // f wants to.
 func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *session.Session, did callResult, err error) {
 	c := r.c
 	c.in.lends.Lock()
 	defer c.in.lends.Unlock()
 	l := r.lendingLocked()
-	if s = c.in.san.Load(); s == nil || tries { // what reads otherwise is not to find TCP's bytes
+	if s = c.in.san.Load(); s == nil || tries { // a function that reads otherwise must not find TCP's bytes
 		c.in.op.Lock()
 		defer c.in.unlock(c)
 		s = c.in.san.Load()
@@ -270,7 +270,7 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 		}
 	}
 	if l.most > 0 {
-		if l.ended == nil { // an earlier one may not have waited for what that means
+		if l.ended == nil { // f may not have waited for what an earlier error means
 			err = c.in.deadline.afterTCP(c, opRawRead, r.tcp().Read(l.waiting))
 			if err == nil {
 				err = c.readByTCP(l.used)
@@ -288,35 +288,35 @@ func (r *rawConn) readOnce(f func(fd uintptr) (done bool), tries bool) (s *sessi
 		l.tells = err
 	}
 	err = r.tcp().Control(l.once)
-	if s != nil && !tries && c.in.san.Load() != s { // which has been left meanwhile
+	if s != nil && !tries && c.in.san.Load() != s { // the session was left meanwhile
 		c.in.nudge(c) // a Read by TCP has found the descriptor lent, as net reads by syscall.Read, too
 	}
 	switch {
 	case l.used || err != nil:
 	case s != nil:
 		r.otherwise.Store(true)
-		if !tries && c.in.san.Load() != s { // which has been left meanwhile
+		if !tries && c.in.san.Load() != s { // the session was left meanwhile
 			c.in.op.Lock()
 			err = c.readByTCP(false)
 			c.in.unlock(c)
 		}
-	case c.in.holds(): // it may have read what comes behind that
+	case c.in.holds(): // f may have read what follows these bytes
 		c.fd.exposed.Add(1)
 		err = errUnread
 	}
 	return s, callResult{l.done, l.used, l.tells != nil}, err
 }
 
-// quiet reports whether TCP shows nothing. An error of TCP's would be taken by a function that is tried and
-// reads otherwise; then it is called again, and would find the end.
+// quiet reports whether TCP shows nothing. A function that is tried and reads otherwise would take an
+// error of TCP's, and would find the end when it is called again.
 func (r *rawConn) quiet() (is bool) {
 	r.tcp().Control(func(fd uintptr) { is = nothingIn(int(fd)) })
 	return is
 }
 
-// readByTCP is called when a function has had TCP's descriptor, and was counted if it has read by
-// syscall.Read alone. Before a move both counts are compared if it has not; in its middle the end of
-// TCP's bytes would not be found.
+// readByTCP is called after a function has had TCP's descriptor; counted: it has read only by
+// syscall.Read, and was counted. Before a move, if it was not counted, the counts are compared. During
+// a move, the end of TCP's bytes would not be found.
 func (c *Conn) readByTCP(counted bool) error {
 	if !counted {
 		c.fd.exposed.Add(1)
@@ -332,7 +332,7 @@ func (c *Conn) readByTCP(counted bool) error {
 	}
 	_, read, err := tcpid.Positions(c.tcp)
 	switch {
-	case errors.Is(err, tcpid.ErrNotConnected): // what is lacking then is found to be cut
+	case errors.Is(err, tcpid.ErrNotConnected): // what is missing then is found to be cut
 		return nil
 	case err == nil && read != c.in.bytes.Load():
 		err = errCounts

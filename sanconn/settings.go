@@ -8,12 +8,12 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// SetLinger sets what Close does with data that was not delivered yet; see
-// net.TCPConn.SetLinger. With 0 it is discarded and the peer finds a reset; on a SAN also if
-// the process ends without CloseWrite or Close. With any other value a SAN delivers it,
-// as Close has it; Options.CloseTimeout takes the place of the number of seconds.
+// SetLinger sets what Close does with data that was not delivered yet; see net.TCPConn.SetLinger. With
+// 0 the data is discarded and the peer finds a reset; on a SAN also if the process ends without
+// CloseWrite or Close. With any other value a SAN delivers the data as Close does by default:
+// Options.CloseTimeout takes the place of the number of seconds.
 func (c *Conn) SetLinger(sec int) error {
-	err := c.tcp.SetLinger(sec) // first: a move looks at it
+	err := c.tcp.SetLinger(sec) // first, as a move reads it
 	c.mu.Lock()
 	c.reset.Store(sec == 0)
 	s := c.session
@@ -24,17 +24,17 @@ func (c *Conn) SetLinger(sec int) error {
 	return c.set(err)
 }
 
-// SetNoDelay is TCP's; on a SAN there is no delay.
+// SetNoDelay sets TCP's option; a SAN never delays.
 func (c *Conn) SetNoDelay(noDelay bool) error { return c.set(c.tcp.SetNoDelay(noDelay)) }
 
-// SetReadBuffer is TCP's; for a SAN see Options.ReceiveBudget.
+// SetReadBuffer sets TCP's buffer; for a SAN see Options.ReceiveBudget.
 func (c *Conn) SetReadBuffer(bytes int) error { return c.set(c.tcp.SetReadBuffer(bytes)) }
 
-// SetWriteBuffer is TCP's; for a SAN see Options.SendBudget.
+// SetWriteBuffer sets TCP's buffer; for a SAN see Options.SendBudget.
 func (c *Conn) SetWriteBuffer(bytes int) error { return c.set(c.tcp.SetWriteBuffer(bytes)) }
 
-// set is the result of setting what TCP has, which Close may close a little later, behind a
-// session.
+// set returns the result of setting an option of TCP. After a session, TCP may be closed a little later
+// than the Conn.
 func (c *Conn) set(err error) error {
 	if err == nil && c.closed.Load() {
 		err = c.opError(opSet, net.ErrClosed)
@@ -42,7 +42,7 @@ func (c *Conn) set(err error) error {
 	return err
 }
 
-// setKeepAlive sets what is not nil, for the session that there is and for those that come.
+// setKeepAlive sets what is not nil, for the present session and for later ones.
 func (c *Conn) setKeepAlive(set session.KeepAlive) {
 	c.mu.Lock()
 	c.keep = session.KeepAlive{On: cmp.Or(set.On, c.keep.On), Period: cmp.Or(set.Period, c.keep.Period)}
@@ -53,22 +53,21 @@ func (c *Conn) setKeepAlive(set session.KeepAlive) {
 	}
 }
 
-// SetKeepAlive switches keepalives off, or on at the interval that they had, on both
-// carriers; see Options.KeepAlive.
+// SetKeepAlive switches keepalives off, or on at the interval that they had, on both carriers; see
+// Options.KeepAlive.
 func (c *Conn) SetKeepAlive(on bool) error {
 	c.setKeepAlive(session.KeepAlive{On: &on})
 	return c.set(c.tcp.SetKeepAlive(on))
 }
 
-// SetKeepAlivePeriod sets the time between keepalives; on a SAN it is at least a second. Zero
-// means the default of 15 s; a negative period changes nothing there. It does not switch them
-// on.
+// SetKeepAlivePeriod sets the time between keepalives; on a SAN it is at least a second. There zero
+// means the default of 15 s, and a negative period changes nothing. It does not switch keepalives on.
 func (c *Conn) SetKeepAlivePeriod(d time.Duration) error {
 	c.setKeepAlive(session.KeepAlive{Period: &d})
 	return c.set(c.tcp.SetKeepAlivePeriod(d))
 }
 
-// SetKeepAliveConfig is TCP's; on a SAN it is SetKeepAlivePeriod with config.Idle and
+// SetKeepAliveConfig sets TCP's keepalives; on a SAN it is SetKeepAlivePeriod with config.Idle and
 // SetKeepAlive with config.Enable.
 func (c *Conn) SetKeepAliveConfig(config net.KeepAliveConfig) error {
 	c.setKeepAlive(session.KeepAlive{On: &config.Enable, Period: &config.Idle})

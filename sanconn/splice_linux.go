@@ -12,20 +12,19 @@ import (
 	"github.com/sanconn/san/internal/undernet"
 )
 
-// spliceMost is how much goes through the pipe at a time: as in net.
+// spliceMost is how many bytes go through the pipe at a time, as in net.
 const spliceMost = 1 << 20
 
 // stream is an end of a copy.
 type stream struct {
-	conn *Conn // nil: it is a plain socket, or a file
+	conn *Conn // nil: a plain socket, or a file
 	raw  syscall.RawConn
 }
 
-// streamOf returns the stream that a reader or writer is: a Conn on TCP, or a stream socket of
-// net's.
+// streamOf returns the stream that a reader or writer is: a Conn on TCP, or a stream socket of net's.
 func streamOf(x any) (s stream, ok bool) {
 	s.conn, _ = x.(*Conn)
-	if tcp, ok := x.(*net.TCPConn); ok { // of a program that cmd/san has built
+	if tcp, ok := x.(*net.TCPConn); ok { // in a program that cmd/san has built
 		s.conn, _ = undernet.Carrier(tcp).(*Conn)
 	}
 	var plain syscall.Conn = socketOf(x)
@@ -40,7 +39,7 @@ func streamOf(x any) (s stream, ok bool) {
 	return s, err == nil
 }
 
-// fileOf returns the stream that a regular file is. Others may block.
+// fileOf returns the stream of a regular file. Other files may block.
 func fileOf(w io.Writer) (s stream, ok bool) {
 	f, ok := w.(*os.File)
 	if !ok || mayBlock(f) {
@@ -53,10 +52,10 @@ func fileOf(w io.Writer) (s stream, ok bool) {
 // onTCP reports whether neither direction has moved.
 func (c *Conn) onTCP() bool { return c.in.san.Load() == nil && c.out.san.Load() == nil }
 
-// splice copies from a socket to another or to a regular file, through a pipe, as net does, as
-// long as TCP carries both; errLook: what is left has to be copied otherwise. The pipe takes the place
-// of other copies' buffer: to fill it takes no room at the other end, and what is in it when that end
-// fails is lost.
+// splice copies from a socket to another or to a regular file, through a pipe, as net does, as long as
+// TCP carries both; errLook: the rest has to be copied in another way. The pipe takes the place of a
+// buffer: to fill it takes no room at the other end, and if that end fails, what is in the pipe is
+// lost.
 func splice(dst io.Writer, src *io.LimitedReader) (total int64, err error) {
 	from, ok := streamOf(src.R)
 	if !ok {
@@ -90,7 +89,7 @@ func splice(dst io.Writer, src *io.LimitedReader) (total int64, err error) {
 	return total, err
 }
 
-// fill is a Read to a pipe; errLook: TCP does not have what comes next.
+// fill is a Read into a pipe; errLook: TCP does not have what comes next.
 func (s stream) fill(p *pipe, most int64) error {
 	c := s.conn
 	if c == nil {
@@ -113,7 +112,7 @@ func (s stream) fill(p *pipe, most int64) error {
 	return err
 }
 
-// drain is a Write of what a pipe has; errLook: the direction has moved.
+// drain is a Write of what is in a pipe; errLook: the direction has moved.
 func (s stream) drain(p *pipe) (err error) {
 	for p.n > 0 && err == nil {
 		if s.conn == nil {
@@ -132,7 +131,7 @@ func (s stream) drain(p *pipe) (err error) {
 	return err
 }
 
-// pipe is one of the kernel's, with what has been put into it.
+// pipe is a pipe of the kernel, and the count of bytes in it.
 type pipe struct {
 	r, w int
 	n    int64 // bytes
@@ -143,7 +142,7 @@ func newPipe() (*pipe, error) {
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		return nil, err
 	}
-	// It stays as small as it is where the user has too much in pipes.
+	// The pipe keeps its size if the user has too much memory in pipes.
 	unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, spliceMost)
 	return &pipe{r: fds[0], w: fds[1]}, nil
 }
@@ -153,7 +152,7 @@ func (p *pipe) close() {
 	unix.Close(p.w)
 }
 
-// fill waits until a socket has something, and takes it: into an empty pipe.
+// fill waits until a socket has bytes, and takes them into an empty pipe.
 func (p *pipe) fill(raw syscall.RawConn, most int64) (err error) {
 	p.n, err = spliceOnce(raw.Read, func(fd int) (from, to int) { return fd, p.w }, most)
 	if p.n == 0 && err == nil {
@@ -162,18 +161,18 @@ func (p *pipe) fill(raw syscall.RawConn, most int64) (err error) {
 	return err
 }
 
-// drain waits until a socket has room, and puts there what fits; a file always has.
+// drain waits until a socket has room, and moves there what fits; a file always has room.
 func (p *pipe) drain(raw syscall.RawConn) error {
 	n, err := spliceOnce(raw.Write, func(fd int) (from, to int) { return p.r, fd }, p.n)
 	p.n -= n
 	return err
 }
 
-// spill writes what the pipe has.
+// spill writes what is in the pipe.
 func (p *pipe) spill(w io.Writer) error {
 	b := make([]byte, min(p.n, pumpSize))
 	for p.n > 0 {
-		n, err := unix.Read(p.r, b) // which does not wait for what is there
+		n, err := unix.Read(p.r, b) // does not wait: the bytes are there
 		if err != nil {
 			return os.NewSyscallError("read", err)
 		}
@@ -186,8 +185,8 @@ func (p *pipe) spill(w io.Writer) error {
 	return nil
 }
 
-// spliceOnce calls splice(2), when a method of raw finds the socket ready for it; errLook: it cannot
-// be had here.
+// spliceOnce calls splice(2) when a method of raw finds the socket ready; errLook: splice is not
+// possible here.
 func spliceOnce(when func(func(fd uintptr) (done bool)) error, ends func(fd int) (from, to int), most int64) (n int64, err error) {
 	waitErr := when(func(fd uintptr) (done bool) {
 		from, to := ends(int(fd))

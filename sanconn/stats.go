@@ -6,14 +6,13 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Stats are the counters of one connection since its start, on whatever has carried it:
-// BytesSent and BytesReceived are of both carriers, all others of SANs. The embedded
-// counters, each a uint64 that session.Stats describes, are Bytes, Messages, Offers, OfferedBytes,
-// DirectBytes and LentBytes, each with Sent and with Received behind it, and Stalls, NoBox,
-// Unregistered, Sleeps and Polls.
+// Stats are the counters of one connection since its start, on both carriers: BytesSent and
+// BytesReceived count both carriers, all others SANs only. The embedded counters, each a uint64 that
+// session.Stats describes, are Bytes, Messages, Offers, OfferedBytes, DirectBytes and LentBytes, each
+// once followed by Sent and once by Received; and Stalls, NoBox, Unregistered, Sleeps and Polls.
 type Stats struct {
 	session.Stats
-	TCPBytesSent, TCPBytesReceived uint64 // of the application's bytes, those by TCP
+	TCPBytesSent, TCPBytesReceived uint64 // the application's bytes that went by TCP
 }
 
 // Stats returns a snapshot of the connection's counters.
@@ -34,7 +33,7 @@ func (c *Conn) Stats() Stats {
 	return st
 }
 
-// add adds those of a session, all of which are counts.
+// add adds the counters of a session, all of which are sums.
 func (st *Stats) add(t session.Stats) {
 	sums, counts := reflect.ValueOf(&st.Stats).Elem(), reflect.ValueOf(t)
 	for i := range sums.NumField() {

@@ -19,12 +19,13 @@ const urgentTimeout = time.Second
 
 var errUrgentOnTCP = fmt.Errorf("urgent data goes by a SAN alone, and the connection is on TCP: %w", errors.ErrUnsupported)
 
-// WriteUrgent sends 1 to MaxUrgent bytes beside the stream: they overtake what was
-// written before. Urgent data that the peer has not read when more arrives is lost. If
-// the peer takes nothing, WriteUrgent may wait, until the write deadline at most. With
-// any other length the error is EMSGSIZE. A connection that is on TCP has to move first, which
-// the end that has dialed begins; if it has not within a second, or by the write deadline, the
-// error matches errors.ErrUnsupported, or os.ErrDeadlineExceeded.
+// WriteUrgent sends 1 to MaxUrgent bytes outside the stream: they overtake what was written before.
+// With any other length the error is EMSGSIZE. Urgent data that the peer has not read when more arrives
+// is lost. If the peer takes nothing, WriteUrgent may wait, at most until the write deadline.
+//
+// A connection that is on TCP has to move first, which the dialed end begins. If it has not moved
+// within a second, or by the write deadline, the error matches errors.ErrUnsupported, or
+// os.ErrDeadlineExceeded.
 func (c *Conn) WriteUrgent(p []byte) (int, error) {
 	if len(p) == 0 || len(p) > MaxUrgent {
 		return 0, c.opError(opWrite, syscall.EMSGSIZE)
@@ -45,15 +46,15 @@ func (c *Conn) WriteUrgent(p []byte) (int, error) {
 	}
 }
 
-// leaves reports whether the connection goes back to TCP from a session, or has.
+// leaves reports whether the connection goes back, or has gone back, from a session to TCP.
 func (c *Conn) leaves(s *session.Session) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.session != s || c.state.phase == leaving
 }
 
-// moveForUrgent moves a connection that is on TCP, or on its way back, or waits while others do: until
-// end, and the write deadline. An attempt that has failed is followed by others.
+// moveForUrgent moves a connection that is on TCP, or on its way back, or waits while others move it,
+// until end or the write deadline. After an attempt that has failed it makes others.
 func (c *Conn) moveForUrgent(end time.Time) error {
 	ctx, cancel := context.WithDeadline(context.Background(), end)
 	defer cancel()
@@ -81,7 +82,7 @@ func (c *Conn) moveForUrgent(end time.Time) error {
 			return errPinned
 		case c.closed.Load():
 			return net.ErrClosed
-		case ctx.Err() != nil: // this may be late: a deadline that has passed, too, counts first
+		case ctx.Err() != nil: // this check may be late: a deadline that has passed comes first
 			return cmp.Or(c.out.deadline.passed(c), c.refused, ctx.Err())
 		}
 		if err := c.out.deadline.awaitLocked(c); err != nil {
@@ -90,8 +91,8 @@ func (c *Conn) moveForUrgent(end time.Time) error {
 	}
 }
 
-// ReadUrgent returns the urgent data that arrived last, and does not block. What has
-// no room in p is lost. If there is none, the error is ErrNoUrgent, as it is.
+// ReadUrgent returns the urgent data that arrived last, and does not block. Bytes that have no room in
+// p are lost. If there is no urgent data, the error is ErrNoUrgent, which is not wrapped.
 func (c *Conn) ReadUrgent(p []byte) (int, error) {
 	n, err := 0, ErrNoUrgent
 	c.mu.Lock()
@@ -107,7 +108,7 @@ func (c *Conn) ReadUrgent(p []byte) (int, error) {
 		if none {
 			n, err = copy(p, past.urgent), nil
 		}
-		if none || s == c.session { // or it is newer
+		if none || s == c.session { // otherwise p has newer data
 			past.urgent = nil
 		}
 	}
@@ -118,14 +119,14 @@ func (c *Conn) ReadUrgent(p []byte) (int, error) {
 	return n, c.opError(opRead, err)
 }
 
-// Urgent returns a channel that receives a value when urgent data arrives. It has room
-// for one: call ReadUrgent until ErrNoUrgent. On TCP no urgent data comes: call it again
-// when the connection has moved, or gone back.
+// Urgent returns a channel that receives a value when urgent data arrives. It has room for one value:
+// call ReadUrgent until ErrNoUrgent. On TCP no urgent data comes: call Urgent again when the connection
+// has moved, or gone back.
 func (c *Conn) Urgent() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case c.past != nil && c.past.urgent != nil: // of which the session may not have told
+	case c.past != nil && c.past.urgent != nil: // the session may not have announced it
 		told := make(chan struct{}, 1)
 		told <- struct{}{}
 		return told

@@ -9,15 +9,15 @@ import (
 // processStart is what side.since counts from.
 var processStart = time.Now()
 
-// await is the one place where a session waits. It calls test after each poll, and each time that
-// one of the events may have happened that are waited for: at first want, and then what test
-// returned last. None: test is met, and await returns. test makes what progress it can. sure: the
-// endpoint is armed, and what this test does not find is slept for. No lock is held but sd's op.
+// await is the only place where a session waits. It calls test after each poll, and each time that one
+// of the events may have happened for which it waits: first want, and then the result of the last test.
+// await returns when test returns 0. test makes what progress it can. sure: the endpoint is armed, and
+// await sleeps if this test returns events. No lock may be held except sd's op.
 //
-// A wait polls for a while (package spin), then arms the endpoint, looks once more, and
-// sleeps on a channel, which needs no thread. It polls anew when bytes have moved, as those
-// that follow take about as long. Whatever may end a wait, be it an event, a deadline, or
-// Close, puts a token into that channel.
+// A wait polls for a while (package spin), then arms the endpoint, looks once more, and sleeps on a
+// channel, which needs no thread. When bytes have moved, it polls for the whole time again, as the next
+// bytes take about as long. Whatever may end a wait, an event, a deadline or Close, puts a token into
+// that channel.
 func (e *engine) await(sd *side, want Events, test func(sure bool) Events) {
 	if want == 0 {
 		return
@@ -62,30 +62,29 @@ func (e *engine) await(sd *side, want Events, test func(sure bool) Events) {
 	if sd.wants.Load() != 0 {
 		sd.wants.Store(0)
 		sd.since.Store(0)
-		if e.notes.begun.Load() { // not Negotiate
+		if e.notes.begun.Load() { // not in Negotiate
 			e.enlist()
 		}
 	}
 }
 
-// attempt is await behind a first test.
+// attempt is await after a first test.
 func (e *engine) attempt(sd *side, test func(sure bool) Events) { e.await(sd, test(false), test) }
 
-// disarm takes back what this side was armed for, unless another one waits for it
-// too.
+// disarm disarms the endpoint for this side, except for events that another side waits for.
 func (c *core) disarm(sd *side) {
 	ev := Events(sd.wants.Load()) &^ c.othersWant(sd)
 	if ev == 0 {
 		return
 	}
 	c.ep.Disarm(ev)
-	if ev &= c.othersWant(sd); ev != 0 { // one has armed in between
+	if ev &= c.othersWant(sd); ev != 0 { // another side has armed in between
 		c.ep.Arm(ev)
 		c.signalAll()
 	}
 }
 
-// othersWant returns what the sides but this one sleep for.
+// othersWant returns the events that the other sides sleep for.
 func (c *core) othersWant(sd *side) (ev Events) {
 	for _, other := range c.sides() {
 		if other != sd {

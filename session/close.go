@@ -12,13 +12,12 @@ import (
 // closing is the end of a session.
 type closing struct {
 	begun atomic.Bool   // by Close or Abort
-	done  chan struct{} // closed when the endpoint has been given back
+	done  chan struct{} // closed when the endpoint was given back
 }
 
-// closeWait is how long Close itself waits for a silent peer, where bytes would be lost
-// with the process. The rest of CloseTimeout passes in the background, so that a peer
-// that does not read delays no caller; Close does wait for one that reads slowly, but at least
-// reportMost in that time.
+// closeWait is how long Close itself waits for a silent peer, if bytes would be lost with the process.
+// The rest of CloseTimeout passes in the background, so that a peer that does not read delays no
+// caller. Close does wait for a peer that reads slowly, but at least reportMost in that time.
 const closeWait = time.Second
 
 // CloseWrite ends this direction: the peer reads io.EOF after what was written. A
@@ -51,20 +50,20 @@ func (s *Session) CloseWrite() error {
 	return nil
 }
 
-// ResetAtDeath sets what the peer finds if this process ends without CloseWrite or Close:
-// ECONNRESET if on, and otherwise, where all that was written outlives the process, io.EOF.
-// Off takes effect with the next bytes.
+// ResetAtDeath sets what the peer finds if this process ends without CloseWrite or Close: with on
+// ECONNRESET; otherwise io.EOF, if all that was written outlives the process. Off takes effect with the
+// next bytes.
 func (w *writing) ResetAtDeath(on bool) {
 	w.withSender(func(tx *sender) {
-		tx.cutDue = on && (tx.cutDue || !tx.abrupt && w.ring) // elsewhere a death is a reset anyway
+		tx.cutDue = on && (tx.cutDue || !tx.abrupt && w.ring) // without a ring a death is a reset anyway
 		tx.abrupt = on
 		tx.flush()
 	})
 	w.enlistPending()
 }
 
-// InWrite has the peer find ECONNRESET if this process ends before the next bytes, which belong to a
-// Write that has begun elsewhere.
+// InWrite makes the peer find ECONNRESET if this process ends before the next bytes, which belong to a
+// Write that has begun on another carrier.
 func (w *writing) InWrite() {
 	w.withSender(func(tx *sender) {
 		if w.ring && !tx.abrupt {
@@ -75,16 +74,15 @@ func (w *writing) InWrite() {
 	})
 }
 
-// Close ends both directions in order: the peer reads what was written, then
-// io.EOF. If data that had arrived was not read, it gets ECONNRESET instead of
-// io.EOF, as with TCP. Where bytes live in this process until the peer has them,
-// Close waits while the peer goes on taking them; otherwise it returns after about
-// a second and delivery goes on in the background. Config.CloseTimeout bounds all
+// Close ends both directions in order: the peer reads what was written, then io.EOF. If data that had
+// arrived was not read, the peer finds ECONNRESET instead of io.EOF, as with TCP. If bytes are in this
+// process until the peer has them, Close waits as long as the peer goes on taking them. Otherwise it
+// returns after about a second, and delivery goes on in the background. Config.CloseTimeout bounds all
 // of it; Closed reports its end. Only the first Close returns nil.
 func (s *Session) Close() error { return s.close(false) }
 
-// CloseUnread is Close for a caller with bytes of the peer's that have not been read,
-// wherever they are: the peer gets ECONNRESET.
+// CloseUnread is Close for a caller that has unread bytes of the peer's elsewhere: the peer finds
+// ECONNRESET.
 func (s *Session) CloseUnread() error { return s.close(true) }
 
 func (s *Session) close(unread bool) error {
@@ -110,8 +108,8 @@ func (s *Session) close(unread bool) error {
 	return nil
 }
 
-// mayFinish reports whether the peer understands a last message: it has been negotiated, or it
-// comes through a ring behind this end's negotiation message.
+// mayFinish reports whether the peer understands a last message: the negotiation has ended, or the
+// message follows this end's negotiation message in a ring.
 func (s *Session) mayFinish() (may bool) {
 	s.rxMu.Lock()
 	begun := s.rx.stage != negotiating
@@ -120,7 +118,7 @@ func (s *Session) mayFinish() (may bool) {
 	return may
 }
 
-// stopOperations ends all that are under way, which takes up to CancelTimeout.
+// stopOperations ends all operations in progress, which takes up to CancelTimeout.
 func (s *Session) stopOperations() {
 	s.rd.set(stClosed)
 	s.wr.set(stClosed)
@@ -134,8 +132,8 @@ func (s *Session) stopOperations() {
 	}
 }
 
-// discardInput discards what has come and still comes, and returns the message that
-// ends this direction; unread: something has come that the session does not hold.
+// discardInput discards what has come and still comes, and returns the message that ends this
+// direction. unread: the caller has unread bytes elsewhere.
 func (s *Session) discardInput(unread bool) (last wire.Type) {
 	s.lockRx()
 	defer s.unlockRx()
@@ -148,8 +146,7 @@ func (s *Session) discardInput(unread bool) (last wire.Type) {
 	return last
 }
 
-// awaitProgress waits until delivery is over, as long as the peer goes on taking what it
-// was sent.
+// awaitProgress waits until delivery is over, as long as the peer goes on taking what it was sent.
 func (s *Session) awaitProgress(over <-chan struct{}) {
 	t := time.NewTicker(closeWait)
 	defer t.Stop()
@@ -162,13 +159,13 @@ func (s *Session) awaitProgress(over <-chan struct{}) {
 	}
 }
 
-// Closed returns a channel that is closed when a session that was closed or aborted
-// no longer holds anything: no endpoint, no memory, no goroutine.
+// Closed returns a channel that is closed when a session that was closed or aborted has released
+// everything: endpoint, memory, goroutines.
 func (s *Session) Closed() <-chan struct{} { return s.closing.done }
 
-// Delivered reports, of a session that was closed, whether the peer has all that was written,
-// or will have it though this process ends. A peer that has closed in order, too, which it does
-// only when it has read the whole stream, may have gone before it could confirm that.
+// Delivered reports, after Close, whether the peer has all that was written, or will have it even if
+// this process ends. A peer that has also closed in order, which it does only after it has read the
+// whole stream, may have gone before it could confirm that.
 func (s *Session) Delivered() bool {
 	if s.ring || s.acked.Load() {
 		return true
@@ -178,9 +175,9 @@ func (s *Session) Delivered() bool {
 	return s.rx.end == byClose
 }
 
-// Abort ends the session at once: what the peer has not got is lost, and it sees
-// ECONNRESET. Once Abort has returned, no memory of this end is the target of
-// transfers. After Close it ends the delivery that Close left in the background.
+// Abort ends the session at once. The peer finds ECONNRESET, and what it has not received is lost. Once
+// Abort has returned, no transfer accesses memory of this end. After Close it ends the delivery that
+// Close left in the background.
 func (s *Session) Abort() {
 	first := s.closing.begun.CompareAndSwap(false, true)
 	s.rd.set(stClosed)
@@ -192,31 +189,31 @@ func (s *Session) Abort() {
 	}
 }
 
-// Fail ends the connection at once, because the peer has broken a protocol of the layer
-// above. It returns the error that operations find.
+// Fail ends the connection at once, because the peer has broken a protocol of the layer above. It
+// returns the error that operations find.
 func (s *Session) Fail(err error) error {
 	err = brokeProtocol(err)
 	s.kill(err)
 	return err
 }
 
-// drain serves a closed session until the peer has everything, and gives the
-// endpoint back. Then it closes over, whatever the application still has.
+// drain serves a closed session until the peer has everything, and gives the endpoint back. Then it
+// closes over, even if the application still has a loan.
 func (s *Session) drain(over chan<- struct{}) {
 	defer close(over)
 	defer s.killAfter(s.cfg.CloseTimeout, "the peer did not take all that was written before Close")()
-	s.until(s.drained, s.over) // a Write that comes now sees its state, and does not wait
+	s.until(s.drained, s.over) // a Write that comes now sees the state, and does not wait
 	s.detach(func() { s.ep.Close() })
 	s.retire()
 }
 
-// drained reports whether the last message is where the end of this process cannot lose it.
+// drained reports whether the end of this process can no longer lose the last message.
 func (s *Session) drained() (ok bool) {
 	s.withSender(func(tx *sender) { ok = tx.last.sent && len(tx.control.list) == 0 })
 	return ok && (s.ring || s.acked.Load())
 }
 
-// retire gives the last memory back, in the background if the application still has some.
+// retire gives the remaining memory back, in the background if the application still has some.
 func (s *Session) retire() {
 	if s.loans.Load() > 0 {
 		go s.retireNow() // owned by Closed
@@ -231,7 +228,7 @@ func (s *Session) retireNow() {
 	s.rx.free()
 	s.rxMu.Unlock()
 	var buf []byte
-	s.withSender(func(tx *sender) { buf = tx.buffer.reset() }) // a Write that comes too late still looks at it
+	s.withSender(func(tx *sender) { buf = tx.buffer.reset() }) // a late Write may still look at it
 	s.freeBuffer(buf)
 	s.epMu.Lock()
 	s.retired = true

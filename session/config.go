@@ -7,37 +7,37 @@ import (
 	"github.com/sanconn/san/internal/trace"
 )
 
-// Config tunes a session. The zero value is what most callers want. Rules such as
-// D12, here and elsewhere, are those of docs/MODEL.md.
+// Config tunes a session. The zero value suits most callers. Rules such as D12, here and elsewhere, are
+// those of docs/MODEL.md.
 type Config struct {
-	// sanconn.Options describes these.
+	// sanconn.Options documents these fields.
 
-	Threshold     int           // smallest Write in bytes that goes by rendezvous; 0: what the provider prefers; negative: none does
+	Threshold     int           // smallest Write in bytes that goes by rendezvous; 0: as the provider prefers; negative: none
 	ReceiveBudget int           // offered bytes that are fetched ahead of any Read, and the largest inbox; default 4 MiB
-	SendBudget    int           // bytes that Write takes before the peer has them: the largest send buffer, which a ring has not; default 4 MiB
-	Spin          time.Duration // how long Read and Write poll before they sleep; 0: what the provider prefers; negative: they do not
+	SendBudget    int           // bytes that Write takes before the peer has them: the largest send buffer, unless the provider is a ring; default 4 MiB
+	Spin          time.Duration // how long Read and Write poll before they sleep; 0: as the provider prefers; negative: not at all
 	KeepAlive     time.Duration // from one probe of a silent peer to the next, at least 1 s; default 15 s; negative: no probes; not used on a ring
-	CancelTimeout time.Duration // for a peer that has to stop a transfer, before the connection is aborted (D12); default 2 s
+	CancelTimeout time.Duration // for a peer that has to stop a transfer; then the connection is aborted (D12); default 2 s
 	CloseTimeout  time.Duration // for the delivery of what was written before Close; default 10 s
 	Disable       Feature       // for tests and for operators (SAN_DISABLE)
 
-	// Accepting: the peer is the dialer, and negotiates first. Until its message has
-	// come, nothing is sent.
+	// Accepting: the peer is the dialer, and negotiates first. Nothing is sent until its message has
+	// come.
 	Accepting bool
 
-	// OnNote is called for each note of the peer (SendNote), in a goroutine of the session, one
-	// at a time and in their order, also while no Read waits; and with nil when the
-	// connection is over and no operation is there to find out; and once with an empty note when
-	// a Write has waited for a second or two for memory that other connections have used up
-	// (Starver). It may call the session; Closed waits for its return. Nil: a note breaks the protocol.
+	// OnNote is called in a goroutine of the session, one call at a time: for each note of the peer
+	// (SendNote) in their order, even while no Read waits; with nil, when the connection is over and no
+	// operation is there to find that out; and with an empty note, when a Write has waited for a second
+	// or two for memory that other connections have used up (Starver). OnNote may call the session;
+	// Closed waits for its return. If it is nil, a note breaks the protocol.
 	OnNote func(note []byte)
 
 	// Trace gets a line for each step of the session (SAN_TRACE); nil: none.
 	Trace *trace.Log
 }
 
-// defaultBudget is the size to which TCP's send buffer may grow on Linux (tcp_wmem).
-// With much less a send buffer is full, or empty, too often.
+// defaultBudget is the size to which TCP's send buffer may grow on Linux (tcp_wmem). A much smaller
+// send buffer is full, or empty, too often.
 const defaultBudget = 4 << 20
 
 func (c Config) withDefaults() Config {
@@ -55,8 +55,8 @@ type Feature uint16
 const (
 	FeatureRDMARead  Feature = 1 << iota // rdmaread: rendezvous by RDMA read
 	FeatureRDMAWrite                     // rdmawrite: the send buffer, by RDMA write
-	FeatureRegCache                      // regcache: keeping registrations
-	FeaturePoll                          // poll: spinning before sleep
+	FeatureRegCache                      // regcache: cached registrations
+	FeaturePoll                          // poll: polling before a sleep
 	FeatureWindows                       // windows: memory windows
 	FeatureRelaxed                       // relaxed: PCIe's relaxed ordering
 )

@@ -19,29 +19,29 @@ import (
 // for one look; docs/ARCHITECTURE.md has what waits under them).
 type core struct {
 	ep  Endpoint
-	mem Memory // nil: there is none
+	mem Memory // or nil
 	lim Limits
 
 	bounds bounds
 	terms  terms // set by Negotiate, before any Write
 
 	cfg  Config
-	ring bool          // nothing that was sent is lost with this process, and a dead peer is found: see Limits.Window
+	ring bool          // what was sent outlives this process, and the ring detects a dead peer: see Limits.Window
 	spin time.Duration // how long a wait polls
 
 	rd, wr side
-	ur     side // WriteUrgent, which overtakes a Write; its state is wr's
+	ur     side // WriteUrgent, which overtakes a Write; it uses wr's state
 
 	credits credit.Counts
 
 	rxMu sync.Mutex
-	rx   receiver // guarded by rxMu, as are the endpoint's receiving methods
+	rx   receiver // guarded by rxMu, like the endpoint's receiving methods
 
-	urgent     []byte        // the newest that was not read; guarded by rxMu
-	urgentCame chan struct{} // holds a token when some has come
+	urgent     []byte        // the newest urgent data that was not read; guarded by rxMu
+	urgentCame chan struct{} // holds a token when urgent data has come
 
 	txMu    sync.Mutex
-	tx      sender      // guarded by txMu, as are the endpoint's sending methods
+	tx      sender      // guarded by txMu, like the endpoint's sending methods
 	txWaits atomic.Bool // tx.pending, to be read without txMu
 
 	failure  atomic.Pointer[error] // why the connection is over, set once
@@ -50,25 +50,25 @@ type core struct {
 	writeCut bool                  // a Write was taken in its middle: see TakeWrite; guarded by wr.op
 	told     atomic.Bool           // a Write or Read has found that the connection is over: see outcome
 
-	advances atomic.Uint64 // RDMA reads that have completed, and the peer's messages about what it takes
+	advances atomic.Uint64 // RDMA reads that have completed, and the peer's messages about what it has taken
 
 	idle    idleState
 	workers workers
-	loans   atomic.Int32 // memory that the application has
-	notes   notes        // of the peer
+	loans   atomic.Int32 // loans to the application
+	notes   notes        // the peer's
 
-	number   uint64   // of this session in its process
-	provider Endpoint // ep, without what traces it: it may be a Describer, Starver or Withdrawer
+	number   uint64   // the session's number in its process
+	provider Endpoint // ep without its tracing: it may be a Describer, Starver or Withdrawer
 }
 
 // workers are the background goroutines of a session, and its loans.
 type workers struct {
 	sync.WaitGroup
 	mu     sync.Mutex
-	noMore bool // none starts any more; guarded by mu
+	noMore bool // no further one may start; guarded by mu
 }
 
-// start registers one, which ends with Done, unless the session has ended.
+// start adds a worker, which ends with Done. It returns false if the session has ended.
 func (w *workers) start() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -79,7 +79,7 @@ func (w *workers) start() bool {
 	return true
 }
 
-// stop lets no more start, and waits for all of them.
+// stop prevents further starts, and waits for all workers.
 func (w *workers) stop() {
 	w.mu.Lock()
 	w.noMore = true
@@ -120,20 +120,20 @@ func newCore(ep Endpoint, cfg Config) *core {
 
 func (c *core) sides() [3]*side { return [...]*side{&c.rd, &c.wr, &c.ur} }
 
-// signalAll has all operations look again.
+// signalAll makes all operations look again.
 func (c *core) signalAll() {
 	for _, sd := range c.sides() {
 		sd.signal()
 	}
 }
 
-// wakeWriters has those look again that wait for room or credit.
+// wakeWriters makes operations look again that wait for room or credit.
 func (c *core) wakeWriters() {
 	c.wr.signalSleeper()
 	c.ur.signalSleeper()
 }
 
-// readWant is what a Read waits for: also room, if something of ours needs it.
+// readWant returns what a Read waits for: also room, if something waits to be sent.
 func (c *core) readWant() Events {
 	if c.rx.fetch.queueFull.Load() || c.txWaits.Load() {
 		return RecvReady | SendReady
@@ -141,30 +141,30 @@ func (c *core) readWant() Events {
 	return RecvReady
 }
 
-// errMidTransfer is why a connection is over that has ended while memory of the application is
-// in use.
+// errMidTransfer is why a connection is over that has ended during a transfer of the application's
+// memory.
 var errMidTransfer = fmt.Errorf("session: the connection ended in the middle of a transfer: %w", syscall.ECONNRESET)
 
-// brokeProtocol is why a connection is over whose peer has broken the protocol.
+// brokeProtocol returns why a connection is over whose peer has broken the protocol.
 func brokeProtocol(err error) error {
 	return fmt.Errorf("session: the peer broke the protocol: %w: %w", err, syscall.ECONNRESET)
 }
 
-// due is what a use of the sender or receiver has found that is to be done.
+// due is what is to be done after a use of the sender or receiver.
 type due struct {
-	wake  bool  // an operation that waits may go on
+	wake  bool  // a waiting operation may go on
 	fault error // why the connection is over
 }
 
-// violation notes what the peer has done.
+// violation notes that the peer has broken the protocol.
 func (d *due) violation(format string, args ...any) {
 	if d.fault == nil {
 		d.fault = brokeProtocol(fmt.Errorf(format, args...))
 	}
 }
 
-// detach ends the endpoint, and with it what is exposed to the peer; giveBack is
-// its Close or Abort. No lock may be held.
+// detach ends the endpoint, and with it all exposures to the peer; giveBack is the endpoint's Close or
+// Abort. No lock may be held.
 func (c *core) detach(giveBack func()) {
 	c.rxMu.Lock()
 	c.txMu.Lock()
@@ -175,8 +175,8 @@ func (c *core) detach(giveBack func()) {
 	c.detached.Do(giveBack)
 }
 
-// over returns why the connection is over for Write: the session's own reason, else
-// the endpoint's. It is nil while the connection lives.
+// over returns why the connection is over for Write: the session's own reason, or else the endpoint's.
+// It is nil while the connection lives.
 func (c *core) over() error {
 	if p := c.failure.Load(); p != nil {
 		return *p
@@ -187,7 +187,7 @@ func (c *core) over() error {
 	return nil
 }
 
-// connErr turns an endpoint's orderly end into what a writer sees: EPIPE.
+// connErr turns an endpoint's end in order into what a writer finds: EPIPE.
 func connErr(err error) error {
 	if errors.Is(err, io.EOF) {
 		return fmt.Errorf("session: the peer's process has ended: %w", syscall.EPIPE)
@@ -195,15 +195,15 @@ func connErr(err error) error {
 	return err
 }
 
-// peerProgress returns a number that grows as the peer takes what is sent: it answers, or makes room
-// for more. Credit alone does not count: control messages bring it, too.
+// peerProgress returns a number that grows when the peer takes what is sent: it answers, or makes room
+// for more. Credit alone does not count, because control messages bring it, too.
 func (c *core) peerProgress() uint64 {
 	c.txMu.Lock()
 	defer c.txMu.Unlock()
 	return c.advances.Load() + c.tx.carried
 }
 
-// borrow begins a loan: the session's memory stays until its end. It fails once the session
+// borrow begins a loan: the session's memory stays until the end of the loan. It fails if the session
 // has ended.
 func (c *core) borrow() bool {
 	if !c.workers.start() {

@@ -9,15 +9,15 @@ import (
 	"github.com/sanconn/san/session/internal/credit"
 )
 
-// Describer is implemented by an endpoint that describes itself to people: in one line, at
-// any time before Retire, from any goroutine, without waiting for anything.
+// Describer is implemented by an endpoint that can describe itself to people: in one line, at any time
+// before Retire, from any goroutine, without waiting.
 type Describer interface {
 	Describe() string
 }
 
-// Debug describes the session to people: what its operations wait for and since when, and what
-// is under way in both directions. Its form may change; docs/DEBUGGING.md explains it. It may be
-// called at any time, and waits a few milliseconds at most: it shows a held lock as busy.
+// Debug describes the session for people: what its operations wait for and since when, and what is in
+// progress in both directions. Its form may change; docs/DEBUGGING.md explains it. It may be called at
+// any time, and waits a few milliseconds at most: a lock that is held for longer is shown as busy.
 func (s *Session) Debug() string {
 	d := &description{}
 	d.line("session %d by %s, for %v", s.number, s.lim.Provider, since(s.began))
@@ -38,7 +38,7 @@ type description struct{ strings.Builder }
 
 func (d *description) line(format string, args ...any) { fmt.Fprintf(d, format+"\n", args...) }
 
-// locked has f describe what mu guards, unless it is held for long.
+// locked calls f, which describes what mu guards, unless mu is held for long.
 func (d *description) locked(mu *sync.Mutex, name string, f func()) {
 	if !LockSoon(mu) {
 		d.line("  %-8sbusy: its lock is held", name)
@@ -49,13 +49,14 @@ func (d *description) locked(mu *sync.Mutex, name string, f func()) {
 }
 
 const (
-	// A lock that is not had at lockTries looks, lockPause apart, is held by one that waits for
-	// something: for a copy it is held some 100 µs.
+	// A lock that cannot be had in lockTries looks, lockPause apart, is held by an operation that waits
+	// for something: for a copy it is held some 100 µs.
 	lockTries = 40
 	lockPause = 50 * time.Microsecond
 )
 
-// LockSoon locks mu, unless it is held longer than copies and system calls take.
+// LockSoon locks mu, unless it is held for longer than copies and system calls take. It reports whether
+// it has locked mu.
 func LockSoon(mu *sync.Mutex) bool {
 	for range lockTries {
 		if mu.TryLock() {
@@ -66,7 +67,7 @@ func LockSoon(mu *sync.Mutex) bool {
 	return mu.TryLock()
 }
 
-// since is how long ago that was, as precisely as it matters.
+// since returns how long ago t was, rounded.
 func since(t time.Time) time.Duration { return time.Since(t).Round(10 * time.Microsecond) }
 
 func (sd *side) describe() string {
@@ -84,7 +85,7 @@ func (sd *side) describe() string {
 	return text + sd.describeState()
 }
 
-// describeState is why an operation has to end.
+// describeState describes why the operation has to end.
 func (sd *side) describeState() (text string) {
 	st := sd.state.Load()
 	for i, name := range []string{"interrupted", "shut", "closed", "the peer has closed", "taken", "the peer has reset"} {

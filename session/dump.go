@@ -8,14 +8,14 @@ import (
 	"sync/atomic"
 )
 
-// numbers has the last session's number. Trace and Debug name sessions by them.
+// numbers is the number of the last session. Trace and Debug use these numbers.
 var numbers atomic.Uint64
 
-// live are the sessions of this process that hold anything, until Closed, by number: also those
+// live has, by number, the sessions of this process that hold anything, until Closed: including those
 // that negotiate, and those that deliver what was written before Close.
 var live sync.Map
 
-// Dump writes Debug of each of this process's sessions, behind what its Name has set.
+// Dump writes Debug of each of this process's sessions, after the name that Name has set.
 func Dump(w io.Writer) error {
 	var all []*Session // the oldest first
 	for _, s := range live.Range {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// engine takes what comes from the endpoint, and does what that makes due: for an
-// operation that waits, for the idle poller, and when the endpoint wakes the session.
+// engine takes what comes from the endpoint, and does what is due afterwards: for a waiting operation,
+// for the idle poller, and when the endpoint wakes the session.
 type engine struct{ *core }
 
 // lockRx begins a use of the receiver.
@@ -32,13 +32,13 @@ func (e *engine) tryLockRx() bool {
 	return true
 }
 
-// unlockRx ends a use of the receiver, and does what it has found to be due.
+// unlockRx ends a use of the receiver, and does what is due afterwards.
 func (e *engine) unlockRx() {
 	e.settleLocked()
 	e.rxMu.Unlock()
 }
 
-// settleLocked does what the receiver has found to be due, and sends what that makes due.
+// settleLocked does what is due after a use of the receiver, and sends what that requires.
 func (e *engine) settleLocked() {
 	do := &e.rx.do
 	if do.fault != nil {
@@ -65,17 +65,17 @@ func (e *engine) settleLocked() {
 	}
 }
 
-// withSender uses the sender.
+// withSender calls use with the sender.
 func (e *engine) withSender(use func(*sender)) {
 	e.txMu.Lock()
 	use(&e.tx)
 	e.unlockTx()
 }
 
-// sendPending sends what waits. It may be called with rxMu held.
+// sendPending sends what waits. rxMu may be held.
 func (e *engine) sendPending() { e.withSender((*sender).flush) }
 
-// unlockTx ends a use of the sender, and does what it has found to be due.
+// unlockTx ends a use of the sender, and does what is due afterwards.
 func (e *engine) unlockTx() {
 	tx := &e.tx
 	if waits := tx.pending(); waits != e.txWaits.Load() {
@@ -92,9 +92,8 @@ func (e *engine) unlockTx() {
 	}
 }
 
-// fail records why the connection is over and wakes all operations. What was not
-// taken from the endpoint yet is lost, unless the peer's stream has already ended.
-// It may be called with any lock held.
+// fail records why the connection is over, and wakes all operations. What was not taken from the
+// endpoint is lost, unless the peer's stream has ended already. Any lock may be held.
 func (e *engine) fail(err error) {
 	if e.failure.CompareAndSwap(nil, &err) {
 		e.signalAll()
@@ -108,7 +107,7 @@ func (e *engine) kill(err error) {
 	e.detach(e.ep.Abort)
 }
 
-// killAfter is kill for a peer that has done nothing about it by then, unless stop is called.
+// killAfter is kill after d, unless stop is called before.
 func (e *engine) killAfter(d time.Duration, why string) (stop func() bool) {
 	return time.AfterFunc(d, func() { e.kill(fmt.Errorf("session: %s: %w", why, syscall.ETIMEDOUT)) }).Stop
 }

@@ -10,49 +10,47 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// The fetching half of rendezvous. An offer goes straight into the
-// slice of a Read that waits for it, if that is large enough and pays; otherwise into
-// chunks of the provider's memory, up to a budget, so that the peer's Write
-// ends as it would into TCP's socket buffers.
+// The fetching half of rendezvous. An offer goes directly into the slice of a waiting Read, if that is
+// large enough and it pays; otherwise into chunks of the provider's memory, up to a budget, so that the
+// peer's Write ends as it would with TCP's socket buffers.
 
-// fetches are the peer's offers, and the transfers under way. The bytes of the
-// open offer are requested strictly in order, and only an offer that is being read goes to a
-// Read's slice.
+// fetches are the peer's offers, and the transfers in progress. The bytes of the open offer are
+// requested strictly in order. Only an offer that is being read goes into a Read's slice.
 type fetches struct {
 	mem    Memory
 	bounds *bounds
 	do     *receiverDo
 	stats  *traffic
 
-	waiting fifo[*inOffer] // behind kept messages
-	cur     *inOffer       // being read: its message has been released
-	open    *inOffer       // of the offer that is not over; the peer waits for it
+	waiting fifo[*inOffer] // offers behind kept messages
+	cur     *inOffer       // the offer that is being read: its message was released
+	open    *inOffer       // the offer that is not over; the peer waits for it
 
-	waitingLen atomic.Int64 // len of the slice of a waiting Read; 0: none
+	waitingLen atomic.Int64 // length of the slice of a waiting Read; 0: none waits
 	into       target       // that slice, if transfers go there
 	reads      reads
 	queueFull  atomic.Bool // the last RDMA read found no room in the queue
-	inChunks   int         // bytes in chunks, against the budget
+	inChunks   int         // bytes in chunks, which count against the budget
 }
 
-// target is what is left of a Read's slice, for transfers.
+// target is the rest of a Read's slice, for transfers.
 type target struct {
-	buf    []byte // nil: there is none
+	buf    []byte // nil: none
 	before int    // bytes of the slice that were filled in another way
 	asked  int    // bytes of buf for which a transfer was started
 	got    int    // … that have arrived
-	stop   bool   // that Read has to end
+	stop   bool   // the Read has to end
 }
 
-// toStart reports whether a transfer into it can be started.
+// toStart reports whether another transfer into the target can be started.
 func (to *target) toStart() bool { return to.asked < len(to.buf) && !to.stop }
 
-// reads are the RDMA reads under way.
+// reads are the RDMA reads in progress.
 type reads struct {
 	fifo[read]
-	posted atomic.Int32 // how many, for the sender: its RDMA writes share their queue
-	direct int          // how many of them go to the target
-	ahead  int          // bytes that the others will bring
+	posted atomic.Int32 // their number, for the sender: its RDMA writes share their queue
+	direct int          // how many of them go into the target
+	ahead  int          // bytes of the others
 }
 
 type read struct {
@@ -62,21 +60,21 @@ type read struct {
 }
 
 const (
-	// chunkSize is about what stays in cache between fetching and copying.
+	// chunkSize is about what stays in the caches between fetching and copying.
 	chunkSize = 256 << 10
-	// chunkFloor is the least, in bytes, that a chunk counts against the budget.
+	// chunkFloor is the least number of bytes that a chunk counts against the budget.
 	chunkFloor = 4 << 10
-	// directMin is the smallest Read, in bytes, that RDMA goes to directly although
-	// the offer is longer. Below, a copy costs less than waiting for one transfer after
-	// the other.
+	// directMin is the size in bytes of the smallest Read into which RDMA goes directly although the
+	// offer is longer. For smaller Reads, a copy costs less than waiting for one transfer after the
+	// other.
 	directMin = 256 << 10
-	// directDepth is how many RDMA reads are posted ahead into a Read's slice,
-	// readAhead how many bytes into chunks.
+	// directDepth is how many RDMA reads are posted ahead into a Read's slice, and readAhead how many
+	// bytes into chunks.
 	directDepth = 4
 	readAhead   = 1 << 20
 )
 
-// busy reports whether a transfer into the slice of a Read is under way.
+// busy reports whether a transfer into the slice of a Read is in progress.
 func (f *fetches) busy() bool { return f.reads.direct > 0 }
 
 func (q *reads) add(r read) {
@@ -84,7 +82,7 @@ func (q *reads) add(r read) {
 	q.count(r, 1)
 }
 
-// remove takes the oldest.
+// remove removes the oldest read.
 func (q *reads) remove() (r read, ok bool) {
 	if r, ok = q.pop(); ok {
 		q.count(r, -1)
@@ -102,8 +100,8 @@ func (q *reads) count(r read, n int) {
 	}
 }
 
-// setTarget makes p[n:] the target of the transfers that the current offer waits for, if it is
-// large enough, pays, and nothing else is under way.
+// setTarget makes p[n:] the target of the transfers that the current offer waits for, if it is large
+// enough, pays, and no other transfer is in progress.
 func (f *fetches) setTarget(p []byte, n int) {
 	t := f.cur
 	if t.state == inOfferOver || t.reading > 0 || !t.fits(len(p)-n) {
@@ -114,7 +112,8 @@ func (f *fetches) setTarget(p []byte, n int) {
 	}
 }
 
-// pays reports whether the current offer is to go to b, of a Read, rather than to chunks.
+// pays reports whether the current offer should go into b, the slice of a Read, rather than into
+// chunks.
 func (f *fetches) pays(b []byte) bool {
 	if !f.bounds.weigh {
 		return true
@@ -129,10 +128,10 @@ func (f *fetches) pays(b []byte) bool {
 	return pays
 }
 
-// byBlocks reports whether b, of a Read, is filled by blocks.
+// byBlocks reports whether b, the slice of a Read, is filled by blocks.
 func (f *fetches) byBlocks(b []byte) bool { return len(b) >= blocksMin*f.bounds.maxRDMA }
 
-// readOut ends the use of the first n bytes that the current offer's unread has returned.
+// readOut ends the use of the first n bytes that unread of the current offer has returned.
 func (f *fetches) readOut(n int) {
 	c := &f.cur.chunks[0]
 	if c.r += n; c.r == c.n {
@@ -147,8 +146,8 @@ func (f *fetches) freeChunk(t *inOffer, at int) {
 	t.chunks = slices.Delete(t.chunks, at, at+1)
 }
 
-// forget frees the chunks of all offers. A chunk that an RDMA read is still bringing is freed by
-// its completion, unless all is set: then none will come.
+// forget frees the chunks of all offers. A chunk into which an RDMA read is in progress is freed by its
+// completion, unless all is set: then no completion comes.
 func (f *fetches) forget(all bool) {
 	f.waiting.push(f.cur)
 	f.cur = nil
@@ -164,7 +163,8 @@ func (f *fetches) forget(all bool) {
 }
 
 // startReads starts the transfers of the open offer that can be started, into the slice of the Read
-// that reads it, or else into chunks. It reports whether it started any. next: Read takes it next.
+// that reads it, or else into chunks. It reports whether it has started any. next: the offer is what
+// Read takes next.
 func (f *fetches) startReads(next bool) (started bool) {
 	t := f.open
 	for t.toStart() {
@@ -183,7 +183,7 @@ func (f *fetches) startReads(next bool) (started bool) {
 	return started
 }
 
-// fetchAhead starts a transfer of n bytes into a chunk, within the budget; 0: none.
+// fetchAhead starts a transfer of n bytes into a chunk, within the budget; 0: it started none.
 func (f *fetches) fetchAhead(t *inOffer, next bool) (n int) {
 	budget := f.bounds.budget
 	if f.reads.ahead >= readAhead || next && f.readerWants(t) || f.inChunks >= budget {
@@ -192,7 +192,7 @@ func (f *fetches) fetchAhead(t *inOffer, next bool) (n int) {
 	n = min(chunkSize, f.bounds.maxRDMA, t.total-t.asked, max(budget-f.inChunks, chunkFloor))
 	buf := f.mem.Alloc(n)
 	if buf == nil {
-		if f.inChunks == 0 { // otherwise a chunk of ours will be freed
+		if f.inChunks == 0 { // otherwise one of these chunks will be freed
 			t.state = inOfferNoMem
 		}
 		return 0
@@ -206,8 +206,8 @@ func (f *fetches) fetchAhead(t *inOffer, next bool) (n int) {
 	return n
 }
 
-// readerWants reports whether a waiting Read can take the transfer into its own slice, and wakes
-// it for that. If it ends without, the idle poller comes: see readWaiting.
+// readerWants reports whether a waiting Read can take the transfer into its own slice, and wakes the
+// Read for that. If the Read ends without it, the idle poller does it: see readWaiting.
 func (f *fetches) readerWants(t *inOffer) bool {
 	want := int(f.waitingLen.Load())
 	if want == 0 || !t.fits(want) {
@@ -217,8 +217,8 @@ func (f *fetches) readerWants(t *inOffer) bool {
 	return true
 }
 
-// startRead begins a transfer of t's next n bytes into b, as many as one operation takes; 0: the
-// queue is full, or b cannot be registered. b is the target, if direct, or a chunk's.
+// startRead starts a transfer of t's next n bytes into b, as many as one operation takes. 0: the queue
+// is full, or b cannot be registered. b is the target if direct, otherwise a chunk's memory.
 func (f *fetches) startRead(t *inOffer, b []byte, direct bool) (n int) {
 	maxRDMA := f.bounds.maxRDMA
 	n = min(len(b), t.total-t.asked, maxRDMA)
@@ -244,17 +244,17 @@ func (f *fetches) startRead(t *inOffer, b []byte, direct bool) (n int) {
 	return n
 }
 
-// waits reports whether more is to come for the Read whose slice is the target.
+// waits reports whether the Read whose slice is the target has to wait for more.
 func (f *fetches) waits() bool {
 	if f.busy() {
 		return true
 	}
-	// Otherwise only a full queue has kept a transfer from being started.
+	// Otherwise only a full queue has prevented a transfer.
 	t := f.cur
 	return f.into.toStart() && t != nil && t.toStart()
 }
 
-// endDirect ends the use of the slice of a Read, and returns how many bytes it has got.
+// endDirect ends the use of a Read's slice, and returns how many bytes have arrived in it.
 func (f *fetches) endDirect() int {
 	n := f.into.before + f.into.got
 	f.into = target{}
@@ -262,7 +262,7 @@ func (f *fetches) endDirect() int {
 	return n
 }
 
-// completed notes that a transfer has brought its bytes.
+// completed notes that the bytes of a transfer have arrived.
 func (f *fetches) completed(r read, gone bool) {
 	t := r.t
 	t.got += r.n
@@ -284,8 +284,8 @@ func (f *fetches) completed(r read, gone bool) {
 	}
 }
 
-// tellNearDone sends NearDone when the end is near, after each RDMA read's worth of bytes,
-// n of which have just come: it has slept (writeOffer), and is to be awake then.
+// tellNearDone sends NearDone when the end of the offer is near, after each RDMA read; n bytes have
+// just come. The offerer has slept (writeOffer), and is to be awake at the end.
 func (f *fetches) tellNearDone(t *inOffer, n int) {
 	each := f.bounds.maxRDMA
 	if left := t.total - t.got; left > 0 && left < nearDone(each) && (left+n-1)/each > (left-1)/each {
@@ -293,8 +293,8 @@ func (f *fetches) tellNearDone(t *inOffer, n int) {
 	}
 }
 
-// nearDone is how many bytes of an offer the offerer does not sleep for: at 50 GB/s they take
-// 80 µs, and to be woken takes half of that.
+// nearDone returns for how many last bytes of an offer the offerer does not sleep: at 50 GB/s they take
+// 80 µs, and waking takes half of that.
 func nearDone(maxRDMA int) int { return 4 * maxRDMA }
 
 // readCompleted handles the completion of an RDMA read.

@@ -6,42 +6,39 @@ import (
 	"time"
 )
 
-// idlePoller serves sessions while no Read or Write is in progress. A recently used session is
-// on its list and not armed: arming on each return from Read would cost the peer
-// a system call per message. Once a tick passes without use, the idle poller arms it,
-// looks for messages once, and takes it off the list; then a Wake that finds no
-// waiter starts one goroutine, which looks and puts the session back on the list.
-// So the peer's messages are acted on within two ticks, of up to mostTick each, an idle
-// connection costs nothing, and a busy one no system call.
+// idlePoller serves sessions while no Read or Write is in progress. A recently used session is on its
+// list and not armed: arming on each return from Read would cost the peer a system call per message.
+// After a tick without use, the idle poller arms the session, looks for messages once, and takes it off
+// the list. Later a Wake that finds no waiting operation starts one goroutine, which looks and puts the
+// session on the list again. So the peer's messages are acted on within two ticks of at most mostTick
+// each, an idle connection costs nothing, and a busy one no system call.
 type idlePoller struct {
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	list []*engine
 	runs bool
 }
 
-// idlers is the one of this process.
+// idlers is the idle poller of this process.
 var idlers idlePoller
 
 const (
-	// tick is the shortest interval. Two of them, or of longer ones, bound how
-	// long a peer's offer, credit or ping waits for an application that computes: short
-	// compared with a stall that is noticed, long compared with the microseconds
-	// that a tick costs.
+	// tick is the shortest interval. Two intervals bound how long a peer's offer, credit or ping waits
+	// while the application computes: short compared with a noticeable stall, long compared with the
+	// microseconds that a tick costs.
 	tick = 2 * time.Millisecond
-	// Ticks are further apart, up to mostTick, while all sessions are in use and the
-	// application itself polls those that are no rings: of what a peer commits to a ring
-	// little needs an answer. A tick wakes a thread, which wakes others to look for work,
-	// perhaps on the peer's processor.
+	// mostTick: ticks are further apart, up to this, while all sessions are in use, and the application
+	// itself polls those that are not rings; what a peer commits to a ring seldom needs an answer. A
+	// tick wakes a thread, which wakes others to look for work, perhaps on the peer's processor.
 	mostTick = 8 * tick
 )
 
-// idleState is what the idle poller keeps of a session.
+// idleState is the idle poller's state of a session.
 type idleState struct {
-	fresh    atomic.Bool // only notes have gone by it so far, and each is waited for: it stays armed
-	unlisted atomic.Bool // off the list: the next operation joins it
+	fresh    atomic.Bool // only notes have come so far, and each is waited for: the session stays armed
+	unlisted atomic.Bool // not on the list: the next operation joins it
 	serving  atomic.Bool // a service goroutine is about to look
-	seen     uint64      // the idle poller's: messages at the last tick
-	polls    uint64      // the idle poller's: receiver.polls at the last tick
+	seen     uint64      // only for the idle poller: messages at the last tick
+	polls    uint64      // only for the idle poller: receiver.polls at the last tick
 }
 
 // join puts s on the list.
@@ -55,7 +52,7 @@ func (j *idlePoller) join(s *engine) {
 	}
 }
 
-// run ends when the list is empty.
+// run serves the list until it is empty.
 func (j *idlePoller) run() {
 	var batch []*engine
 	for interval := tick; ; {
@@ -70,7 +67,7 @@ func (j *idlePoller) run() {
 		clear(j.list)
 		j.list = j.list[:0]
 		j.mu.Unlock()
-		most := mostTick // limit for the next interval
+		most := mostTick // bound of the next interval
 		stay := batch[:0]
 		for _, s := range batch {
 			used, looked := s.pollIdle()
@@ -89,12 +86,12 @@ func (j *idlePoller) run() {
 	}
 }
 
-// pollIdle is the idle poller's poll of a session. used: it stays on the list; looked: the
+// pollIdle is the idle poller's poll of a session. used: the session stays on the list. looked: the
 // application itself has polled since the last tick, or is about to.
 func (e *engine) pollIdle() (used, looked bool) {
 	i := &e.idle
 	if s := e.rd.sleeper; s != nil {
-		s.Rest() // its events, and others' that it has waited for, may have no waiter
+		s.Rest() // events of this session, and of others for which it has waited, may have no waiter
 	}
 	if !e.tryLockRx() {
 		return true, true
@@ -102,13 +99,13 @@ func (e *engine) pollIdle() (used, looked bool) {
 	defer e.rxMu.Unlock()
 	rx := &e.rx
 	if rx.stage >= over {
-		if rx.stage != closed { // or the endpoint may be retired
+		if rx.stage != closed { // if closed, the endpoint may be retired
 			e.notifyEnd()
 		}
 		i.unlisted.Store(true)
 		return false, false
 	}
-	// Polls before it joined were not the application's.
+	// Polls before the session joined were not the application's.
 	looked = i.seen != 0 && (rx.polls != i.polls || e.rd.op.held())
 	defer func() { i.polls = rx.polls }()
 	e.txMu.Lock()
@@ -122,13 +119,13 @@ func (e *engine) pollIdle() (used, looked bool) {
 		}
 		return true, looked
 	}
-	// Order matters: an operation that comes now either sees unlisted and joins again, at its
-	// beginning or end, or its message, or what it found no room for, is seen below.
+	// The order matters. An operation that comes now either sees unlisted, and joins again at its
+	// beginning or end; or its message, or what it found no room for, is seen below.
 	i.unlisted.Store(true)
 	e.ep.Arm(e.readWant())
 	e.progressLocked()
 	e.settleLocked()
-	if e.readWant()&SendReady != 0 { // that made something due that finds no room
+	if e.readWant()&SendReady != 0 { // that look made something due for which there is no room
 		e.ep.Arm(SendReady)
 		e.sendPending()
 	}
@@ -136,7 +133,7 @@ func (e *engine) pollIdle() (used, looked bool) {
 	return false, false
 }
 
-// serve looks for messages while no operation waits. It is called by Wake.
+// serve looks for messages while no operation waits. Wake calls it.
 func (e *engine) serve() {
 	if !e.idle.serving.CompareAndSwap(false, true) {
 		return
@@ -147,15 +144,15 @@ func (e *engine) serve() {
 	go func() {
 		defer e.workers.Done()
 		e.lockRx()
-		e.idle.serving.Store(false) // this poll sees what earlier Wakes were for; later ones start another
+		e.idle.serving.Store(false) // this poll sees the reasons of earlier Wakes; later ones start another serve
 		e.progressLocked()
 		e.unlockRx()
 		e.keep()
 	}()
 }
 
-// keep has the session looked after from now on: by the idle poller, or a fresh one is armed, and looked
-// at once more.
+// keep makes the session be served from now on: by the idle poller, or, if it is fresh, by being armed
+// and looked at once more.
 func (e *engine) keep() {
 	if e.idle.fresh.Load() {
 		if s := e.rd.sleeper; s != nil {
@@ -166,10 +163,10 @@ func (e *engine) keep() {
 	} else {
 		e.enlist()
 	}
-	e.notifyEnd() // which may have come before
+	e.notifyEnd() // the end may have come before
 }
 
-// enlist puts the session on the idle poller's list, if it is not there.
+// enlist puts the session on the idle poller's list, unless it is there.
 func (e *engine) enlist() {
 	if e.idle.unlisted.Load() && e.idle.unlisted.CompareAndSwap(true, false) {
 		e.idle.fresh.Store(false)
@@ -178,8 +175,8 @@ func (e *engine) enlist() {
 	}
 }
 
-// enlistPending is called at the end of an operation, so that what it found no room for is
-// sent even if the idle poller has taken the session off its list since.
+// enlistPending is called at the end of an operation, so that what has found no room is sent even if
+// the idle poller has taken the session off its list since.
 func (e *engine) enlistPending() {
 	if e.idle.unlisted.Load() && e.readWant()&SendReady != 0 {
 		e.enlist()

@@ -2,18 +2,18 @@ package session
 
 import "github.com/sanconn/san/session/internal/wire"
 
-// inbox is memory of the provider that this peer alone may write to, until it leaves the inbox.
-// Bytes of the peer's send buffer come through it (sendbuffer.go). It is a ring: Fill announces
-// how many more bytes are there, and Emptied reports how many have been read. Positions count
-// bytes since it was opened.
+// inbox is memory of the provider that only this peer may write to, until the peer leaves it. The bytes
+// of the peer's send buffer come through it (sendbuffer.go). It is a ring: Fill announces how many more
+// bytes are there, and Emptied reports how many have been read. Positions count bytes since it was
+// opened.
 type inbox struct {
 	mem  Memory
-	size int // in bytes, where memory is not short; 0: none is opened
+	size int // in bytes, unless memory is short; 0: no inbox is opened
 	do   *receiverDo
 
 	exposed
 	state inboxState
-	last  bool // the peer has closed: none is opened any more
+	last  bool // the peer has closed: no further inbox is opened
 
 	filled   int64 // up to here the peer has filled it
 	emptied  int64 // … it has been read
@@ -26,7 +26,7 @@ type exposed struct {
 	desc Descriptor
 }
 
-// inboxState is what the peer does with it: none → open (open) → left (left) → again (requested). Once
+// inboxState is how the peer uses the inbox: none → open (open) → left (left) → again (requested). Once
 // all has been read, left → none, and again → open (close).
 type inboxState uint8
 
@@ -38,16 +38,17 @@ const (
 )
 
 const (
-	// A send buffer, which stays registered while it is used, is at most 1/bufferShare of MaxExpose:
-	// small where little memory can be registered.
+	// bufferShare: a send buffer, which stays registered while it is used, has at most 1/bufferShare of
+	// MaxExpose, so that it is small if little memory can be registered.
 	bufferShare = 4
-	// Emptied is sent after each 1/reportShare of the inbox, and each reportMost bytes: a
-	// Close at the other end then sees each second (closeWait) that this end goes on
-	// reading, if it reads as much.
+	// Emptied is sent after each 1/reportShare of the inbox, and after each reportMost bytes. So a
+	// Close at the other end sees each second (closeWait) that this end goes on reading, if it reads as
+	// much.
 	reportShare = 4
 	reportMost  = 128 << 10
-	// maxBuffer keeps lengths and positions within an int of 32 bits. This implementation's have
-	// mostBuffer, whatever is configured: by that a reader knows what a peer that stops has left.
+	// maxBuffer keeps lengths and positions within an int of 32 bits. This implementation's buffers
+	// have at most mostBuffer, by any configuration: so a reader knows how much a peer that stops has
+	// left.
 	maxBuffer  = 1 << 30
 	mostBuffer = defaultBudget
 )
@@ -60,7 +61,7 @@ func (in *inbox) contiguous(most int64) []byte {
 	return in.buf[at:min(at+most, int64(len(in.buf)))]
 }
 
-// bufferSize is the size of a send buffer or inbox within a budget; 0: it would be of no use.
+// bufferSize returns the size of a send buffer or inbox within a budget; 0: it would be of no use.
 func bufferSize(lim *Limits, budget int) int {
 	size := min(budget, lim.MaxExpose/bufferShare, mostBuffer)
 	if size < max(lim.Inbox, minFragment) {
@@ -69,8 +70,8 @@ func bufferSize(lim *Limits, budget int) int {
 	return size
 }
 
-// allocBuffer allocates memory for a send buffer or inbox of a size, or less where memory is
-// short; nil: there is too little.
+// allocBuffer allocates memory of this size for a send buffer or inbox, or less if memory is short, or
+// returns nil if there is too little.
 func allocBuffer(mem Memory, size int) []byte {
 	buf := mem.Alloc(size)
 	for buf == nil && size > copyLeast {
@@ -109,7 +110,7 @@ func (in *inbox) open() {
 	in.do.send(wire.Inbox(memory))
 }
 
-// fill counts the n bytes that a Fill announces; false: it breaks the protocol.
+// fill counts the n bytes that a Fill announces. It returns false if the Fill breaks the protocol.
 func (in *inbox) fill(m []byte) (n int64, ok bool) {
 	length, err := wire.ParseFill(m)
 	if err != nil || in.state != inboxOpen {
@@ -125,7 +126,7 @@ func (in *inbox) fill(m []byte) (n int64, ok bool) {
 	return n, true
 }
 
-// countRead counts n bytes as read, or thrown away.
+// countRead counts n bytes as read or thrown away.
 func (in *inbox) countRead(n int64) {
 	in.emptied += n
 	switch {
@@ -141,7 +142,7 @@ func (in *inbox) countRead(n int64) {
 // left handles LeaveInbox: the peer writes nothing more to the inbox.
 func (in *inbox) left() {
 	switch {
-	case in.last: // Close implied it
+	case in.last: // Close has implied it
 	case in.state != inboxOpen:
 		in.do.violation("it leaves an inbox that it does not have")
 	default:
@@ -158,8 +159,8 @@ func (in *inbox) leftForGood() {
 	in.last = true
 }
 
-// close has the memory given back once all of it has been read, and opens the next one if
-// the peer has requested it.
+// close starts to give the memory back once all of it has been read, and opens the next inbox if the
+// peer has requested it.
 func (in *inbox) close() {
 	if in.unread() > 0 {
 		return

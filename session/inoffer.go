@@ -13,20 +13,20 @@ type inOffer struct {
 	id      uint32
 	desc    Descriptor // where it is
 	total   int
-	asked   int // bytes, from the front, for which a transfer was started
-	got     int // … completed
-	reading int // RDMA reads under way
+	asked   int // bytes, from the front, for which transfers were started
+	got     int // … have completed
+	reading int // RDMA reads in progress
 	state   inOfferState
-	noSlice bool // a Read's slice does not pay, or could not be registered: use chunks only
+	noSlice bool // a Read's slice does not pay, or could not be registered: use only chunks
 	chunks  []chunk
 }
 
-// inOfferState is how far it has come. It only grows, and skips what does not happen.
+// inOfferState is how far the offer has come. It only grows; states that do not occur are skipped.
 type inOfferState uint8
 
 const (
-	inOfferOpen    inOfferState = iota // transfers are started
-	inOfferNoMem                       // no more: there is no memory for it, and it is refused when nothing is under way
+	inOfferOpen    inOfferState = iota // transfers may be started
+	inOfferNoMem                       // no further transfer: memory is lacking, and the offer is refused when no transfer is in progress
 	inOfferRefused                     // Refuse was sent
 	inOfferStopped                     // the peer has cancelled it
 	inOfferOver                        // ReadDone was sent
@@ -40,8 +40,8 @@ type chunk struct {
 	full bool   // the transfer to it has completed
 }
 
-// maxOffer keeps offered lengths in an int, whatever the peer's: 2⁴⁰-1 bytes, or 2³¹-1
-// where an int has 32 bits.
+// maxOffer keeps lengths of offers within an int, whatever the peer's int is: 2⁴⁰-1 bytes, or 2³¹-1 if
+// an int has 32 bits.
 const maxOffer = math.MaxInt & (1<<40 - 1)
 
 func newInOffer(m []byte) (*inOffer, error) {
@@ -55,7 +55,7 @@ func newInOffer(m []byte) (*inOffer, error) {
 	return &inOffer{id: o.ID, desc: o.Memory, total: int(o.Memory.Len)}, nil
 }
 
-// unread returns the next bytes that have been fetched ahead; nil: none, or no offer.
+// unread returns the next bytes that were fetched ahead; nil: none, or there is no offer.
 func (t *inOffer) unread() []byte {
 	if t == nil || len(t.chunks) == 0 || !t.chunks[0].full {
 		return nil
@@ -64,18 +64,18 @@ func (t *inOffer) unread() []byte {
 	return c.buf[c.r:c.n]
 }
 
-// consumed reports whether the offer is over and all read, or there is none.
+// consumed reports whether the offer is over and all of it was read, or there is none.
 func (t *inOffer) consumed() bool { return t == nil || t.state == inOfferOver && len(t.chunks) == 0 }
 
-// fits reports whether transfers of it go straight to a slice of so many bytes.
+// fits reports whether transfers of the offer go directly into a slice of room bytes.
 func (t *inOffer) fits(room int) bool {
 	return !t.noSlice && len(t.chunks) == 0 && (room >= directMin || room >= t.total-t.asked)
 }
 
-// toStart reports whether a transfer of it can be started.
+// toStart reports whether another transfer of the offer can be started.
 func (t *inOffer) toStart() bool { return t.state == inOfferOpen && t.asked < t.total }
 
-// offered takes up an offer.
+// offered handles a new offer.
 func (f *fetches) offered(m []byte) (err error) {
 	if f.bounds.caps&wire.CapRead == 0 {
 		return errors.New("an offer, which this end has not announced to read")
@@ -84,8 +84,8 @@ func (f *fetches) offered(m []byte) (err error) {
 	return err
 }
 
-// endOffer ends the open offer if it is over, or cannot go on. short: the rest of it comes as
-// payload, or its Write has ended in the middle.
+// endOffer ends the open offer if it is over, or cannot go on. short: the rest of it comes as payload,
+// or its Write has ended in the middle.
 func (f *fetches) endOffer(gone bool) (short bool) {
 	t := f.open
 	done := wire.ReadDone{ID: t.id, Count: uint64(t.got), From: t.desc}
@@ -108,8 +108,8 @@ func (f *fetches) endOffer(gone bool) (short bool) {
 	return short
 }
 
-// advanceOffer starts the transfers that can be started for the open offer, and ends the offer
-// when it is over. It reports whether it started any.
+// advanceOffer starts the transfers that can be started for the open offer, and ends the offer when it
+// is over. It reports whether it has started any.
 func (rx *receiver) advanceOffer() (started bool) {
 	f := &rx.fetch
 	if f.open == nil || rx.stage >= over || rx.do.fault != nil {
@@ -124,7 +124,8 @@ func (rx *receiver) advanceOffer() (started bool) {
 	return started
 }
 
-// isNextOffer reports whether Read takes t next, behind nothing but what came with its message.
+// isNextOffer reports whether t is what Read takes next, except for the bytes that came with its
+// message.
 func (rx *receiver) isNextOffer(t *inOffer) bool {
 	return t == rx.fetch.cur || rx.kept == 1 && rx.fetch.cur.consumed() && rx.loan == noLoan
 }

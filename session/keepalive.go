@@ -10,12 +10,11 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// keepalive probes a silent peer, where the provider does not detect dead peers
-// itself.
+// keepalive probes a silent peer, unless the provider detects dead peers itself.
 type keepalive struct {
-	mu         sync.Mutex // guards the fields below; nothing is called under it
+	mu         sync.Mutex // guards the fields below; nothing is called with it held
 	timer      *time.Timer
-	every      time.Duration // interval, used while on
+	every      time.Duration // the interval, if on
 	on         bool
 	received   uint64 // messages at the last check
 	unanswered int
@@ -25,8 +24,8 @@ type keepalive struct {
 const (
 	// maxUnanswered probes in a row end the connection.
 	maxUnanswered = 3
-	// defaultKeepAlive is package net's default. minKeepAlive is the kernel's unit for
-	// TCP, which makes a period harmless that lacks its unit and so is nanoseconds.
+	// defaultKeepAlive is package net's default. minKeepAlive is the kernel's unit for TCP: it makes a
+	// period harmless whose unit was forgotten, and which is in nanoseconds.
 	defaultKeepAlive = 15 * time.Second
 	minKeepAlive     = time.Second
 )
@@ -53,13 +52,13 @@ func (k *keepalive) stop() {
 	}
 }
 
-// KeepAlive is what a program sets of keepalive; what is nil stays as it is.
+// KeepAlive is what a program sets; nil fields leave a setting as it is.
 type KeepAlive struct {
-	On     *bool          // on again, it has its last interval, or 15 s if it had none
-	Period *time.Duration // the interval, at least 1 s; 0: 15 s; negative: as it is
+	On     *bool          // when switched on again, it has its last interval, or 15 s if it had none
+	Period *time.Duration // the interval, at least 1 s; 0: 15 s; negative: unchanged
 }
 
-// SetKeepAlive changes keepalive. It has no effect where the provider detects dead peers itself.
+// SetKeepAlive changes keepalive. It has no effect if the provider detects dead peers itself.
 func (s *Session) SetKeepAlive(set KeepAlive) {
 	k := &s.alive
 	k.mu.Lock()
@@ -92,7 +91,7 @@ func (k *keepalive) check(s *Session) {
 		return
 	}
 	defer s.workers.Done()
-	if s.over() != nil { // that is why it is silent
+	if s.over() != nil { // that is why the peer is silent
 		k.stop()
 		return
 	}

@@ -7,26 +7,24 @@ import (
 	"syscall"
 )
 
-// Memory that is lent to the application instead of a buffer of its own: room of a message
-// or of the send buffer to fill, and bytes that have come where they lie. The borrower is the
-// application's code, which may take as long as it likes: no lock is held meanwhile,
-// control messages go on, and a session that is closed keeps the memory in place until the
-// end of the loan.
+// Memory that is lent to the application in place of a buffer of its own: room of a message or of the
+// send buffer for it to fill, and bytes that have come, in the memory where they are. The application
+// may keep a loan as long as it likes: no lock is held meanwhile, control messages go on, and a session
+// that is closed keeps the memory in place until the end of the loan.
 
 var (
-	// ErrNotReserved means that Commit, or Discard of more than no bytes, was called
-	// without a Reserve or Peek before it.
+	// ErrNotReserved means that Commit, or Discard of some bytes, was called without a Reserve or Peek
+	// before it.
 	ErrNotReserved = errors.New("session: nothing is reserved")
-	// ErrTooMuch means that Commit or Discard named more bytes than were lent.
+	// ErrTooMuch means that Commit or Discard was called for more bytes than were lent.
 	ErrTooMuch = errors.New("session: more bytes than were lent")
 )
 
-// Reserve lends room for the next bytes of the stream, at least one byte and up to n, and
-// blocks while there is none. The caller fills it from the front and then calls Commit. Until
-// then a Write, and another Reserve, waits. The room must not be used after Commit.
-// Errors are those of Write.
+// Reserve lends room for the next bytes of the stream, at least one byte and at most n, and blocks
+// while there is none. The caller fills the room from its front and then calls Commit. Until then
+// Writes and other Reserves wait. The room must not be used after Commit. Errors are those of Write.
 func (w *writing) Reserve(n int) (room []byte, err error) {
-	n = min(max(n, 1), maxBuffer) // lengths must not overflow
+	n = min(max(n, 1), maxBuffer) // so that lengths do not overflow
 	w.wr.begin()
 	defer w.wr.op.Unlock()
 	if st := w.wr.stopBits(); st&(stClosed|stTaken) != 0 {
@@ -50,12 +48,12 @@ func (w *writing) Reserve(n int) (room []byte, err error) {
 	}
 	w.endBorrow()
 	_, err = w.outcome(0, n, err)
-	return nil, cmp.Or(err, error(syscall.EPIPE)) // it is not unaware, as something is lent already
+	return nil, cmp.Or(err, error(syscall.EPIPE)) // the peer has closed, and something is lent already
 }
 
-// reserveInVain lends memory whose bytes Commit throws away: the peer has closed, but this end
-// has not found that, so its next bytes are taken all the same (see outcome). Nil: something is
-// lent already.
+// reserveInVain lends memory whose bytes Commit throws away: the peer has closed, but this end has not
+// found that, so its next bytes are accepted (see outcome). It returns nil if something is lent
+// already.
 func (w *writing) reserveInVain(n int) (room []byte) {
 	w.withSender(func(tx *sender) {
 		if tx.reserved == nil {
@@ -66,9 +64,8 @@ func (w *writing) reserveInVain(n int) (room []byte) {
 	return room
 }
 
-// Commit sends the first n bytes of what Reserve lent; 0: none. It does not block. After an
-// error nothing is reserved and nothing was sent, which the error explains unless it is
-// ErrNotReserved or ErrTooMuch.
+// Commit sends the first n bytes of what Reserve has lent; 0: none. It does not block. After an error
+// nothing is reserved and nothing was sent. The error is why, or ErrNotReserved or ErrTooMuch.
 func (w *writing) Commit(n int) (err error) {
 	reserved, sent := false, true
 	w.withSender(func(tx *sender) {
@@ -80,7 +77,7 @@ func (w *writing) Commit(n int) (err error) {
 			tx.endLoan(0)
 		case n == 0:
 			tx.endLoan(0)
-		case w.wr.state.Load()&stPeerClosed != 0 || w.over() != nil: // what reserveInVain lent, too
+		case w.wr.state.Load()&stPeerClosed != 0 || w.over() != nil: // also for the room of reserveInVain
 			sent = false
 			tx.endLoan(0)
 		default:
@@ -93,22 +90,22 @@ func (w *writing) Commit(n int) (err error) {
 	if !sent {
 		_, err = w.outcome(0, n, cmp.Or(w.writeBlocked(), ErrClosed))
 	}
-	w.endBorrow() // last: the endpoint may be retired then
+	w.endBorrow() // last, as the endpoint may be retired then
 	w.enlistPending()
 	return err
 }
 
-// Peek lends the next bytes of the stream, as far as they lie in one piece, and blocks while
-// there are none. They stay where they are until Discard; until then a Read waits, and
-// another Peek returns the same. Errors are those of Read.
+// Peek lends the next bytes of the stream, as many as are in one piece, and blocks while there are
+// none. They stay where they are until Discard. Until then Reads wait, and another Peek returns the
+// same bytes. Errors are those of Read.
 func (r *reading) Peek() ([]byte, error) { return r.lend(true, shared) }
 
-// PeekExclusive is Peek for a loan that is not shared: it waits for the end of another one, and
-// Peek for its end. Unless wait is set it does not wait for the peer: nil without an error means
-// that nothing has come.
+// PeekExclusive is Peek for an exclusive loan: it waits for the end of any other loan, and Peek waits
+// for the end of this one. With wait it waits for bytes of the peer; otherwise nil without an error
+// means that nothing has come.
 func (r *reading) PeekExclusive(wait bool) ([]byte, error) { return r.lend(wait, exclusive) }
 
-// lend begins a loan, or joins the one that there is unless either is exclusive.
+// lend begins a loan, or joins the present one unless either is exclusive.
 func (r *reading) lend(wait bool, as loan) (b []byte, err error) {
 	r.rd.begin()
 	defer r.rd.op.Unlock()
@@ -131,8 +128,8 @@ func (r *reading) lend(wait bool, as loan) (b []byte, err error) {
 	return b, err
 }
 
-// tryLend is lend without the wait. coming: another look, maybe after a wait, finds bytes or an
-// end, without any more from the application at the other end.
+// tryLend is lend without the wait. coming: another look, perhaps after a wait, finds bytes or an end,
+// without anything more from the application at the other end.
 func (r *reading) tryLend(as loan) (b []byte, coming bool, err error) {
 	r.lockRx()
 	defer r.unlockRx()
@@ -153,7 +150,7 @@ func (r *reading) tryLend(as loan) (b []byte, coming bool, err error) {
 		return nil, rx.unread() || rx.end != notYet || r.ep.Err() != nil, err
 	}
 	if rx.loan == noLoan {
-		r.borrow() // the session ends behind its endpoint
+		r.borrow() // the session's end waits for it, before the endpoint retires
 		rx.loan = as
 	}
 	return b[:len(b):len(b)], false, nil

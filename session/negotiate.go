@@ -9,13 +9,13 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// Version is that of the protocol in all its layers: messages, notes, and what providers share or
-// exchange before. It changes when an older end would misunderstand, or go beyond a bound that has come.
-// Providers compare it before there is a session.
+// Version is the version of the protocol in all its layers: messages, notes, and what providers share
+// or exchange before. It changes when an older end would misunderstand a newer one, or when an end may
+// go beyond a bound that the other end relies on. Providers compare it before there is a session.
 const Version = wire.Version
 
-// sendNegotiate sends the negotiation message unless it was sent already. It reports
-// false if there is no room for it.
+// sendNegotiate sends the negotiation message unless it was sent already. It returns false if there is
+// no room for it.
 func (s *Session) sendNegotiate() (sent bool) {
 	s.txMu.Lock()
 	defer s.txMu.Unlock()
@@ -38,11 +38,10 @@ func (s *Session) sendNegotiate() (sent bool) {
 	return true
 }
 
-// Negotiate waits until the peer's negotiation message has come and was
-// understood (N4), or ctx is done. After an error the session can only be aborted.
-// An *Unavailable error with ReasonVersion or ReasonProtocol means that the peer
-// has another version of the protocol, or another protocol. Once it has succeeded,
-// later calls succeed at once.
+// Negotiate waits until the peer's negotiation message has come and was understood (N4), or ctx is
+// done. After an error the session can only be aborted. An *Unavailable error with ReasonVersion or
+// ReasonProtocol means that the peer has another version of the protocol, or another protocol. After a
+// success, further calls succeed at once.
 func (s *Session) Negotiate(ctx context.Context) (err error) {
 	s.rd.begin()
 	defer s.rd.op.Unlock()
@@ -50,7 +49,7 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 		return nil
 	}
 	defer context.AfterFunc(ctx, s.rd.signal)()
-	s.rd.slept.Store(true) // so it does not poll: a move is in the background, and many wait for processors
+	s.rd.slept.Store(true) // then it does not poll: a move is in the background, and many moves wait for processors
 	s.attempt(&s.rd, func(bool) (want Events) {
 		if want, err = s.negotiateStep(); want != 0 {
 			if err = ctx.Err(); err == nil && s.rd.state.Load()&stClosed != 0 {
@@ -70,10 +69,10 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 	return err
 }
 
-// negotiateStep does what can be done of the negotiation, and returns what the rest waits
-// for; 0: it is over. The caller has rd's op.
+// negotiateStep does what can be done of the negotiation, and returns what the rest waits for; 0: it is
+// over. The caller has rd's op.
 func (s *Session) negotiateStep() (want Events, err error) {
-	// To a peer that has left nothing need be sent; what it has sent is still read.
+	// If the peer has gone, nothing need be sent; what it has sent is still read.
 	sent := func() bool { return s.sendNegotiate() || s.ep.Err() != nil }
 	if !s.cfg.Accepting && !sent() {
 		return SendReady | RecvReady, nil
@@ -89,16 +88,16 @@ func (s *Session) negotiateStep() (want Events, err error) {
 	if !sent() {
 		return SendReady, nil
 	}
-	// Not before: what comes behind the peer's message may be answered at once, by whom
-	// the endpoint wakes, and the answer would overtake this end's negotiation message.
+	// Not before: what follows the peer's message may be answered at once, by a goroutine that the
+	// endpoint wakes, and the answer would overtake this end's negotiation message.
 	s.rxMu.Lock()
 	s.rx.stage.reach(running)
 	s.rxMu.Unlock()
-	s.sendPending() // what waits for it: see ResetAtDeath
+	s.sendPending() // for what waits for it see ResetAtDeath
 	return 0, nil
 }
 
-// negotiated takes the peer's negotiation message if it has come.
+// negotiated handles the peer's negotiation message, if it has come.
 func (s *Session) negotiated() (bool, error) {
 	s.rxMu.Lock()
 	defer s.rxMu.Unlock()
@@ -107,7 +106,7 @@ func (s *Session) negotiated() (bool, error) {
 	}
 	ev := &s.rx.ev
 	if !s.ep.Poll(ev) {
-		// The message may have come between the Poll and the end: look once more.
+		// The message may have come after the Poll and before the end: look again.
 		if err := s.ep.Err(); err == nil {
 			return false, nil
 		} else if !s.ep.Poll(ev) {

@@ -10,30 +10,30 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// mostNotes bounds the notes of a peer that have come and were not handed over yet. The layer
-// above has a few in the life of a session.
+// mostNotes bounds the notes of a peer that were not passed to OnNote yet. The layer above has a few in
+// the life of a session.
 const mostNotes = 8
 
-// notes are the peer's, on their way to Config.OnNote.
+// notes are the peer's notes for Config.OnNote.
 type notes struct {
-	begun      atomic.Bool // Negotiate has succeeded: an end before is its result, and not reported
-	starved    int64       // when it was last reported that a Write was, after processStart; 0: never; guarded by wr.op
-	looksAgain atomic.Bool // the timer of checkStarved runs
+	begun      atomic.Bool // Negotiate has succeeded; an end before that is the result of Negotiate, and not reported
+	starved    int64       // when OnNote was last told that a Write starves, since processStart; 0: never; guarded by wr.op
+	looksAgain atomic.Bool // the timer of checkStarved is running
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	list      [][]byte   // oldest first
-	over      bool       // the end is reported after them
-	reported  bool       // it was
-	notifying bool       // a goroutine hands them over
+	over      bool       // the end is to be reported after the notes
+	reported  bool       // the end was reported
+	notifying bool       // a goroutine is calling OnNote
 }
 
-// starvedTime is for how long a Write waits for memory that others have used up before OnNote
-// reports it. A peer that is only slow has taken something by then, and its stream goes on with less.
+// starvedTime is how long a Write waits for memory that others have used up before OnNote reports it. A
+// peer that is only slow has taken some bytes by then, and its stream goes on with less memory.
 const starvedTime = time.Second
 
-// checkStarved is called by a Write that is about to sleep. It has OnNote report that the Write has
-// waited for memory that others have used up, each time that it has for starvedTime, and the Write
-// look again.
+// checkStarved is called by a Write that is about to sleep. Whenever the Write has waited for
+// starvedTime for memory that others have used up, OnNote is called to report it, and the Write looks
+// again.
 func (w *writing) checkStarved() {
 	n := &w.notes
 	starver, ok := w.provider.(Starver)
@@ -58,7 +58,7 @@ func (w *writing) checkStarved() {
 	}
 }
 
-// Spare is that of the endpoint, if it is a Starver.
+// Spare returns the endpoint's Spare, or 0 if it is no Starver.
 func (w *writing) Spare() int64 {
 	if s, ok := w.provider.(Starver); ok {
 		return s.Spare()
@@ -66,10 +66,10 @@ func (w *writing) Spare() int64 {
 	return math.MaxInt64
 }
 
-// SendNote sends the peer's layer above 1 to 240 bytes, which are not part of the stream.
-// They go behind the notes that were taken before, and behind the bytes of the stream, but for
-// what waits in the send buffer. The peer gets them at once, whether or not it reads. It waits for
-// nothing. It fails, and nothing was sent, once the connection is over, or this end has been closed.
+// SendNote sends 1 to 240 bytes to the layer above at the peer, which are not part of the stream. They
+// follow earlier notes, and the bytes of the stream except those that wait in the send buffer. The peer
+// gets them at once, whether or not it reads. SendNote does not block. It fails, and sends nothing, if
+// the connection is over, or this end was closed.
 func (w *writing) SendNote(note []byte) (err error) {
 	if !w.borrow() { // the endpoint stays meanwhile
 		return ErrClosed
@@ -85,27 +85,27 @@ func (w *writing) SendNote(note []byte) (err error) {
 		}
 		tx.queueControl(wire.Bytes(wire.TypeNote, slices.Clone(note)))
 	})
-	w.enlistPending() // it may have found no room
+	w.enlistPending() // the note may have found no room
 	return err
 }
 
-// WritePosition returns how many bytes of this end's stream have been taken so far: by Write,
-// WriteBuffers and Commit.
+// WritePosition returns how many bytes of this end's stream Write, WriteBuffers and Commit have taken
+// so far.
 func (w *writing) WritePosition() uint64 {
 	w.txMu.Lock()
 	defer w.txMu.Unlock()
 	return w.tx.stats.bytes
 }
 
-// ReadPosition returns how many bytes of the peer's stream have been read so far: by Read,
-// or by Discard. What Close has thrown away does not count.
+// ReadPosition returns how many bytes of the peer's stream Read or Discard have taken so far. Bytes
+// that Close has thrown away do not count.
 func (r *reading) ReadPosition() uint64 {
 	r.rxMu.Lock()
 	defer r.rxMu.Unlock()
 	return r.rx.stats.bytes
 }
 
-// noteLocked takes a Note message.
+// noteLocked handles a Note message.
 func (e *engine) noteLocked(m []byte) {
 	rx := &e.rx
 	note, err := wire.ParseNote(m)
@@ -119,8 +119,8 @@ func (e *engine) noteLocked(m []byte) {
 	}
 }
 
-// queueNote hands a note to the layer above, in a goroutine: one at a time, in their order. It
-// returns false if there are too many.
+// queueNote queues a note for OnNote, which a goroutine calls: one call at a time, in order. It returns
+// false if there are too many notes.
 func (e *engine) queueNote(note []byte) bool {
 	n := &e.notes
 	n.mu.Lock()
@@ -133,10 +133,10 @@ func (e *engine) queueNote(note []byte) bool {
 	return true
 }
 
-// notifyEnd has OnNote report that the connection is over, behind the last note. It is
-// called where no operation would find out, with any lock held.
+// notifyEnd makes OnNote report that the connection is over, after the last note. It is called if no
+// operation would find that out. Any lock may be held.
 func (e *engine) notifyEnd() {
-	if e.cfg.OnNote == nil || !e.notes.begun.Load() || !e.borrow() { // the endpoint may have been given back
+	if e.cfg.OnNote == nil || !e.notes.begun.Load() || !e.borrow() { // without the loan, the endpoint may be retired
 		return
 	}
 	defer e.endBorrow()
@@ -152,10 +152,10 @@ func (e *engine) notifyEnd() {
 	}
 }
 
-// notifyLocked has a goroutine hand over what there is.
+// notifyLocked starts a goroutine that passes on what there is, unless one is running.
 func (e *engine) notifyLocked() {
 	n := &e.notes
-	if n.notifying || !e.borrow() { // as a loan, for which Close does not wait: OnNote may be waiting for that
+	if n.notifying || !e.borrow() { // a loan, for which Close does not wait: OnNote may be waiting for Close
 		return
 	}
 	n.notifying = true
@@ -166,13 +166,13 @@ func (e *engine) notifyLocked() {
 	}()
 }
 
-// notifyNext hands a note over, or the end. It returns false if there is nothing.
+// notifyNext passes on a note, or the end. It returns false if there is nothing.
 func (e *engine) notifyNext() bool {
 	n := &e.notes
 	n.mu.Lock()
 	if n.over && !n.reported && len(n.list) == 0 {
 		n.mu.Unlock()
-		for e.progress(true) >= progressMost { // the peer's last notes have come by now, and go before the end
+		for e.progress(true) >= progressMost { // the peer's last notes have come by now, and must come before the end
 		}
 		n.mu.Lock()
 	}

@@ -2,39 +2,38 @@ package session
 
 import "github.com/sanconn/san/session/internal/wire"
 
-// The offering half of rendezvous: a Write whose bytes stay where they are until the peer
-// has read them (D6). The other half is in fetch.go. Nothing of the stream follows an open
-// offer until it is over.
+// The offering half of rendezvous: a Write whose bytes stay where they are until the peer has read them
+// (D6). The other half is in fetch.go. Nothing of the stream is sent after an open offer until the
+// offer is over.
 
 // outOffer is the offer of the current Write.
 type outOffer struct {
 	state offerState
-	id    uint32 // none: of the one before
+	id    uint32 // without an offer: of the last one
 	total int    // bytes offered
-	read  int    // bytes that the peer has, from the front, once it is over
+	read  int    // bytes from the front that the peer has, once the offer is over
 }
 
 // offerState is how far an offer has come: none → open (sendOffer) → cancelled (cancel) → over
-// (readByPeer) → none (end); or from open straight to over.
+// (readByPeer) → none (end); or directly from open to over.
 type offerState uint8
 
 const (
 	offerNone      offerState = iota
 	offerOpen                 // the peer reads
-	offerCancelled            // … and is to stop: CancelRead was sent
-	offerOver                 // ReadDone came: the peer reads no more
+	offerCancelled            // … and has to stop: CancelRead was sent
+	offerOver                 // ReadDone came: the peer has stopped reading
 )
 
 const (
-	// offerInline is how many bytes of an offered Write go with the offer itself
-	// (D5): enough for a protocol's header, so that the reader can start.
+	// offerInline is how many bytes of an offered Write go in the message of the offer (D5): enough for
+	// a protocol's header, so that the reader can start.
 	offerInline = 1 << 10
-	// minOffer is the least threshold in bytes, well above the part that goes with the
-	// offer.
+	// minOffer is the least threshold in bytes, well above offerInline.
 	minOffer = 2 * offerInline
 )
 
-// sendOffer opens an offer of the memory d behind first, if there is room for its message.
+// sendOffer offers the memory d, which follows the bytes first, if there is room for the message.
 func (t *sender) sendOffer(first []byte, d Descriptor, more bool) bool {
 	if !t.mayWrite() || t.buffer.unsent() > 0 {
 		return false
@@ -61,8 +60,8 @@ func (t *sender) cancel(id uint32) {
 	}
 }
 
-// end forgets the offer, which is over, and counts the bytes that the peer has of it, and the
-// first bytes that went with its message. It returns the former.
+// end forgets the offer, which is over, and counts the bytes that the peer has of it, and the first
+// bytes that went with its message. It returns the former.
 func (o *outOffer) end(first int, stats *traffic) (read int) {
 	read = o.read
 	*o = outOffer{id: o.id}
@@ -74,7 +73,7 @@ func (o *outOffer) end(first int, stats *traffic) (read int) {
 
 // readByPeer handles ReadDone.
 func (o *outOffer) readByPeer(m wire.ReadDone, do *due) {
-	if m.ID != o.id || o.state != offerOpen && o.state != offerCancelled { // it crossed our own end of that offer
+	if m.ID != o.id || o.state != offerOpen && o.state != offerCancelled { // it crossed this end's own end of that offer
 		return
 	}
 	gone := m.Flags&wire.FlagGone != 0
@@ -85,9 +84,9 @@ func (o *outOffer) readByPeer(m wire.ReadDone, do *due) {
 	o.read, o.state, do.wake = int(m.Count), offerOver, true
 }
 
-// pays reports whether a large Write of p is to be offered, for all of it, rather than copied:
-// where there is no memory for a send buffer, each is. Behind one that could not be registered there is
-// less reason to try.
+// pays reports whether a large Write of p should be offered, for all of it, rather than copied. Without
+// memory for a send buffer, each is offered. After a Write that could not be registered there is less
+// reason to try.
 func (w *writing) pays(p []byte) bool {
 	_, rest := w.terms.toExpose(p)
 	w.txMu.Lock()
@@ -96,7 +95,7 @@ func (w *writing) pays(p []byte) bool {
 		return true
 	}
 	if o := &w.tx.buffer; o.short && o.skip > 0 {
-		o.skip-- // as in wantInbox, to which a Write that is offered does not come
+		o.skip-- // as in wantInbox, which is not called for an offered Write
 		return true
 	}
 	pays, err := w.mem.PaysToOffer(rest)
@@ -106,22 +105,22 @@ func (w *writing) pays(p []byte) bool {
 	return pays
 }
 
-// writeOffered writes from the front of p by offers, as long as what is left is large
-// enough and can be registered. Why an offer ended short, or was not made, the rest of the Write finds.
+// writeOffered writes from the front of p by offers, as long as the rest is large enough and can be
+// registered. If an offer ends short, or is not made, the rest of the Write meets the reason.
 func (w *writing) writeOffered(p []byte, more bool) (n int) {
 	for w.terms.large(len(p) - n) {
 		k, whole := w.writeOffer(p[n:], more)
 		n += k
 		if !whole {
-			w.progress(true) // if the peer refuses because it closes, that comes next
+			w.progress(true) // if the peer has refused because it is closing, its Close comes next
 			break
 		}
 	}
 	return n
 }
 
-// writeOffer offers as much of p as one exposure takes, and waits until the peer
-// has it. It returns how many bytes of p are the peer's.
+// writeOffer offers as much of p as one exposure takes, and waits until the peer has it. It returns how
+// many bytes of p the peer has.
 func (w *writing) writeOffer(p []byte, more bool) (n int, whole bool) {
 	first, rest := w.terms.toExpose(p)
 	desc, err := w.mem.Expose(rest, RemoteRead)
@@ -143,7 +142,7 @@ func (w *writing) writeOffer(p []byte, more bool) (n int, whole bool) {
 		return 0, false
 	}
 	if len(rest) > nearDone(w.terms.maxRDMA) {
-		w.wr.slept.Store(true) // until NearDone
+		w.wr.slept.Store(true) // do not poll until NearDone
 	}
 	if err = w.until(w.offerOver, w.writeBlocked); err != nil {
 		w.cancelOffer()
@@ -158,8 +157,8 @@ func (w *writing) offerOver() bool {
 	return w.tx.offer.state == offerOver
 }
 
-// cancelOffer ends the open offer before the peer has all of it (D12). If the peer does not
-// answer within CancelTimeout, the connection is aborted.
+// cancelOffer ends the open offer before the peer has all of it (D12). If the peer does not answer
+// within CancelTimeout, the connection is aborted.
 func (w *writing) cancelOffer() {
 	if w.over() == nil {
 		w.withSender(func(tx *sender) { tx.cancel(tx.offer.id) })
@@ -168,7 +167,7 @@ func (w *writing) cancelOffer() {
 			return
 		}
 	}
-	if w.failure.Load() != nil { // otherwise to revoke is enough, and what has arrived can still be read
+	if w.failure.Load() != nil { // otherwise revoking is enough, and what has arrived can still be read
 		w.kill(errMidTransfer)
 	}
 }

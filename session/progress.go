@@ -4,16 +4,16 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// progressMost is how many events one call of progress or Read takes: a peer that sends faster than
-// they are handled must not keep rxMu from a deadline, from Close, or from the idle poller, which
-// serves other sessions too. (A ring can hold more messages, of 8 bytes.) To open an inbox counts as
-// that many, since its memory is cleared.
+// progressMost is how many events one call of progress or Read handles: a peer that sends faster than
+// its messages are handled must not keep rxMu from a deadline, from Close, or from the idle poller,
+// which serves other sessions too. (A ring can hold more messages, of 8 bytes.) Opening an inbox counts
+// as that many, because its memory is cleared.
 const progressMost = 4096
 
-// revoke gives memory back that the peer writes to no more. Revoking may block, so a
-// worker does it.
+// revoke gives back memory that the peer does not write to any more. Revoking may block, so a worker
+// does it.
 func (e *engine) revoke(old exposed) {
-	e.workers.start() // what ends the workers has closed the inbox
+	e.workers.start() // a stopped session has closed the inbox
 	go func() {
 		defer e.workers.Done()
 		e.mem.Revoke(old.desc)
@@ -21,8 +21,8 @@ func (e *engine) revoke(old exposed) {
 	}()
 }
 
-// progress takes what has come, for others than a Read, and returns how many events there were.
-// sure: even if that means to wait for rxMu, as its holder may just have finished polling.
+// progress handles what has come, outside a Read, and returns how many events there were. sure: even if
+// it has to wait for rxMu, as its holder may just have finished polling.
 func (e *engine) progress(sure bool) (events int) {
 	if sure {
 		e.lockRx()
@@ -33,10 +33,9 @@ func (e *engine) progress(sure bool) (events int) {
 	return e.progressLocked()
 }
 
-// progressLocked handles all events that are there, up to progressMost, and starts the transfers
-// that are due; with some providers these complete at once. It returns how many events
-// there were. Before negotiation it takes none: a spurious Wake must not take the
-// negotiation message from Negotiate.
+// progressLocked handles all events that are there, up to progressMost, and starts the transfers that
+// are due; with some providers these complete at once. It returns how many events there were. Before
+// negotiation it takes none: a spurious Wake must not take the negotiation message from Negotiate.
 func (e *engine) progressLocked() (events int) {
 	rx := &e.rx
 	rx.polls++
@@ -52,15 +51,14 @@ func (e *engine) progressLocked() (events int) {
 	return events
 }
 
-// progressAgain is called when there may be more events than progressMost: waiting operations
-// look again before they sleep, and if there are none the idle poller does.
+// progressAgain is called when there may be more than progressMost events: waiting operations look
+// again before they sleep, and if there are none the idle poller looks.
 func (e *engine) progressAgain() {
 	e.signalAll()
 	e.enlist()
 }
 
-// handleLocked acts on an event, also while no Read waits (D3). Payload stays in its
-// buffer.
+// handleLocked acts on an event, even while no Read waits (D3). Payload stays in its buffer.
 func (e *engine) handleLocked(ev *Event) {
 	rx := &e.rx
 	switch ev.Kind {
@@ -69,7 +67,7 @@ func (e *engine) handleLocked(ev *Event) {
 	case ReadDone:
 		e.advances.Add(1)
 		rx.readCompleted(ev)
-		if e.tx.buffer.queueFull.Load() { // behind what readCompleted has counted
+		if e.tx.buffer.queueFull.Load() { // after readCompleted has counted
 			e.withSender(func(tx *sender) {
 				tx.buffer.queueFull.Store(false)
 				tx.flush()
@@ -103,7 +101,7 @@ func (e *engine) handleMessageLocked(m []byte) {
 	}
 }
 
-// countLocked counts a message and takes the credit that it brings.
+// countLocked counts a message and takes the credit in its header.
 func (e *engine) countLocked(h wire.Header) {
 	e.rx.stats.messages++
 	news, err := e.credits.Received(h.Credit, h.Type != wire.TypeCredit)
@@ -115,7 +113,7 @@ func (e *engine) countLocked(h wire.Header) {
 	}
 }
 
-// dropControl ends the use of a control message, and reports whether it was understood.
+// dropControl drops a control message, and reports whether it was understood.
 func (rx *receiver) dropControl(t wire.Type, err error) bool {
 	rx.msgs.Drop()
 	if t != wire.TypeCredit {
@@ -156,7 +154,7 @@ func (e *engine) aboutSendingLocked(h wire.Header, m []byte) {
 		if count, err := wire.ParseEmptied(m); rx.dropControl(h.Type, err) {
 			e.withSender(func(tx *sender) {
 				tx.buffer.emptiedByPeer(count, &tx.do)
-				tx.flush() // not behind this look, which a Read may make long
+				tx.flush() // not only after this look, which a Read may make long
 			})
 		}
 	}
@@ -207,10 +205,10 @@ func (e *engine) endedByPeerLocked(t wire.Type) {
 	}
 }
 
-// peerClosedLocked ends this end's direction, as the peer no longer reads; unread: it had bytes that
-// it has not read. As with TCP, bytes that cross the peer's Close cause a reset: the Write that
-// waits, or else the next one, fails with EPIPE. So do unread bytes of a peer that had ended its
-// own stream in order.
+// peerClosedLocked ends this end's direction, because the peer does not read any more; unread: it had
+// unread bytes. As with TCP, bytes that cross the peer's Close cause a reset: the waiting Write, or
+// else the next one, fails with EPIPE. So do unread bytes of a peer that had ended its own stream in
+// order.
 func (e *engine) peerClosedLocked(unread bool) {
 	bits := uint32(stPeerClosed)
 	e.txMu.Lock()

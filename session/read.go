@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// trickleBelow is how many bytes a message of a stream of small ones has, on average.
+	// trickleBelow is the average size in bytes of messages in a stream of small messages.
 	trickleBelow = 1 << 10
-	// trickleFor is how many Reads behind one of several small messages pause before they
-	// look (spin.Drain): a reader as fast as the writer would find each message by itself.
+	// trickleFor is how many Reads after one of several small messages pause before they look
+	// (spin.Drain): a reader as fast as the writer would find each message by itself.
 	trickleFor = 8
 )
 
@@ -30,7 +30,8 @@ func (r *reading) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// readHeld is Read, for the holder of rd.op. It is interrupted once done, if that is not nil.
+// readHeld is Read for the holder of rd.op. If done is not nil, it is interrupted when done returns
+// true.
 func (r *reading) readHeld(p []byte, done func() bool) (n int, err error) {
 	if st := r.rd.stopBits(); st != 0 {
 		return 0, stopError(st)
@@ -49,7 +50,7 @@ func (r *reading) readWaiting(p []byte, done func() bool) (n int, err error) {
 	r.rx.fetch.waitingLen.Store(int64(len(p)))
 	defer func() {
 		r.rx.fetch.waitingLen.Store(0)
-		r.enlist() // behind that: what was left to this Read is fetched ahead if no other one comes
+		r.enlist() // then what was left to this Read is fetched ahead if no other Read comes
 	}()
 	stop := uint32(0)
 	r.await(&r.rd, r.readWant(), func(bool) Events {
@@ -73,8 +74,8 @@ func (r *reading) readWaiting(p []byte, done func() bool) (n int, err error) {
 }
 
 // receive copies to p what is there, polling for more; (0, nil): nothing yet. If the connection has
-// ended while p is the target of transfers, it aborts the endpoint, which ends them, and returns how
-// many bytes had arrived by then.
+// ended while p is the target of transfers, receive aborts the endpoint, which ends them, and returns
+// how many bytes had arrived by then.
 func (r *reading) receive(p []byte) (int, error) {
 	r.lockRx()
 	n, err := r.receiveLocked(p)
@@ -101,7 +102,7 @@ func (r *reading) receiveLocked(p []byte) (n int, err error) {
 				k := copy(p[n:], b)
 				rx.advance(k)
 				n += k
-				if len(rx.do.control) > 0 { // Emptied, for the peer to go on
+				if len(rx.do.control) > 0 { // Emptied, so that the peer can go on
 					r.settleLocked()
 				}
 				continue
@@ -121,7 +122,7 @@ func (r *reading) receiveLocked(p []byte) (n int, err error) {
 				return r.directDoneLocked()
 			}
 			if t.unread() == nil && !t.consumed() {
-				break // a transfer is under way
+				break // a transfer is in progress
 			}
 			continue
 		}
@@ -144,7 +145,7 @@ func (r *reading) receiveLocked(p []byte) (n int, err error) {
 	return n, err
 }
 
-// watchTrickle looks for a stream of small messages, by what a Read took.
+// watchTrickle recognizes a stream of small messages by what a Read took.
 func (r *reading) watchTrickle(bytes, messages uint64) {
 	switch {
 	case messages > 1 && bytes < trickleBelow*messages:
@@ -164,10 +165,10 @@ func (r *reading) receiveNothingLocked() (n int, err error) {
 	case rx.stage == closed:
 		return 0, r.streamEndLocked()
 	}
-	return 0, nil // a loan has to end first, and until then the peer is answered
+	return 0, nil // a loan has to end first; until then the peer is answered
 }
 
-// receiveEventLocked handles the event of the last Poll; payload goes straight to p where it can.
+// receiveEventLocked handles the event of the last Poll; payload goes directly to p if possible.
 func (r *reading) receiveEventLocked(p []byte) int {
 	rx := &r.rx
 	if m := rx.ev.Msg; rx.ev.Kind == Message && rx.isNext(m) {
@@ -181,8 +182,8 @@ func (r *reading) receiveEventLocked(p []byte) int {
 
 var errReset = fmt.Errorf("session: the peer reset the connection: %w", syscall.ECONNRESET)
 
-// streamEndLocked returns why nothing more can be read; nil if more may come. An error that
-// breaks the connection is returned each time, even if a Write has returned it.
+// streamEndLocked returns why nothing more can be read, or nil if more may come. An error that breaks
+// the connection is returned each time, even if a Write has returned it.
 func (r *reading) streamEndLocked() error {
 	err := r.findEndLocked()
 	if err != nil && err != io.EOF && !errors.Is(err, ErrClosed) {
@@ -191,7 +192,7 @@ func (r *reading) streamEndLocked() error {
 	return err
 }
 
-// findEndLocked is streamEndLocked but for telling.
+// findEndLocked is streamEndLocked without noting that the end was returned.
 func (r *reading) findEndLocked() error {
 	r.settleLocked()
 	rx := &r.rx
@@ -210,7 +211,7 @@ func (r *reading) findEndLocked() error {
 		return ErrClosed
 	}
 	if rx.kept > 0 || rx.fetch.cur.unread() != nil { // it came with the end of a transfer of no bytes
-		r.rd.signal() // look again
+		r.rd.signal() // makes the Read look again
 		return nil
 	}
 	err := r.ep.Err()
@@ -233,8 +234,8 @@ func (r *reading) findEndLocked() error {
 	return err
 }
 
-// directDoneLocked ends a Read whose slice is the target of transfers, and returns its
-// result; (0, nil) while transfers are under way.
+// directDoneLocked ends a Read whose slice is the target of transfers, and returns its result; (0, nil)
+// while transfers are in progress.
 func (r *reading) directDoneLocked() (int, error) {
 	rx := &r.rx
 	if r.over() == nil {
@@ -246,15 +247,15 @@ func (r *reading) directDoneLocked() (int, error) {
 		return 0, nil
 	}
 	n := rx.fetch.endDirect()
-	r.progressLocked() // what did not go to the slice can go to chunks
+	r.progressLocked() // what did not go into the slice can go into chunks
 	if n == 0 {
 		return 0, r.streamEndLocked()
 	}
 	return n, nil
 }
 
-// stopDirect ends transfers into the slice of a Read that has to return, and returns how
-// many bytes it got. If the peer does not stop in time, the connection is aborted (D12).
+// stopDirect ends transfers into the slice of a Read that has to return, and returns how many bytes
+// have arrived in it. If the peer does not stop in time, the connection is aborted (D12).
 func (r *reading) stopDirect() (n int) {
 	to := &r.rx.fetch.into
 	if to.buf == nil { // it changes only with rd.op held
@@ -273,14 +274,14 @@ func (r *reading) stopDirect() (n int) {
 	return n
 }
 
-// directBrokenLocked reports whether the connection has ended while transfers to a Read's slice
-// are under way.
+// directBrokenLocked reports whether the connection has ended while transfers into a Read's slice are
+// in progress.
 func (r *reading) directBrokenLocked() bool {
 	f := &r.rx.fetch
 	if f.into.buf == nil || r.over() == nil {
 		return false
 	}
-	// Events that came since the last poll may have ended them. If there are more than one call
-	// takes, the Read polls again.
+	// Events that came since the last poll may have ended the transfers. If there are more events than
+	// one call handles, the Read polls again.
 	return r.progressLocked() < progressMost && f.busy()
 }

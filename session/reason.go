@@ -23,7 +23,7 @@ const (
 	ReasonResources                 // memory, descriptors or slots are used up
 	ReasonProtocol                  // the answer was not understood
 	ReasonPeerPlain                 // accepted, and the dialer has not proposed to move
-	ReasonUnused                    // it has not been used enough yet to move
+	ReasonUnused                    // it has not been used enough to move
 	ReasonStays                     // an end of it stays on TCP
 	ReasonCanceled                  // the dialer has given up
 	ReasonRefused                   // the acceptor's condition refuses it
@@ -43,15 +43,15 @@ func (r Reason) String() string {
 	return fmt.Sprintf("reason %d", uint8(r))
 }
 
-// MarshalText returns the String: a reason that is a key or a value in JSON is one that
-// operators can read. Its error is always nil.
+// MarshalText returns String's text, so that reasons as keys or values in JSON can be read by
+// operators. Its error is always nil.
 func (r Reason) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
-// Unavailable is why a connection does not move to a provider, or not now: TCP goes on carrying
-// it (C4), unless the policy is Require.
+// Unavailable is why a connection does not move to a provider, or not now: it stays on TCP (C4), unless
+// the policy is Require.
 type Unavailable struct {
 	Reason Reason
-	Err    error // detail, may be nil
+	Err    error // details, or nil
 }
 
 func (e *Unavailable) Error() string {

@@ -7,11 +7,11 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// receiver is the peer's direction of the stream, put together in its order: messages stay
-// in the endpoint until they are read, what was offered is fetched
-// (fetch.go), and the inbox's bytes lie in the inbox (inbox.go). It neither locks nor
-// waits: Session.rxMu guards it and the endpoint's receiving methods, and is held when a
-// method is called. What is to be done then is in do; see Session.settleLocked.
+// receiver is the peer's direction of the stream, put together in its order: messages stay in the
+// endpoint until they are read, offered bytes are fetched (fetch.go), and the inbox's bytes are in the
+// inbox (inbox.go). It neither locks nor waits. Session.rxMu guards it and the endpoint's receiving
+// methods, and is held when a method is called. What is due afterwards is in do; see
+// Session.settleLocked.
 type receiver struct {
 	msgs    Messages
 	credits *credit.Counts
@@ -19,15 +19,15 @@ type receiver struct {
 	ev    Event
 	stage stage
 	end   ending
-	gone  bool // this end has closed: what comes is dropped, with FlagGone to the peer
+	gone  bool // this end has closed: what comes is dropped, with FlagGone for the peer
 	loan  loan
 	cut   bool // the last message with payload was not the end of its Write
 
 	open    bool // the last note came before the end of the stream
-	byTaker bool // … which is a cut then to the program: see GiveBackRead
+	byTaker bool // … which then is a cut for the program: see GiveBackRead
 
 	kept  int   // messages in the endpoint's queue
-	front front // the oldest of them
+	front front // the oldest of these
 	fetch fetches
 	inbox inbox
 
@@ -40,43 +40,43 @@ type receiver struct {
 type stage uint8
 
 const (
-	negotiating stage = iota // Negotiate alone may poll
+	negotiating stage = iota // only Negotiate may poll
 	running
-	over   // the connection is over: what had come is still read
-	closed // the endpoint is, or is about to be
+	over   // the connection is over: what had come can still be read
+	closed // the endpoint is closed, or about to be
 )
 
 func (p *stage) reach(next stage) { *p = max(*p, next) }
 
-// ending is how the peer's stream has ended: nothing with a place in it follows. See
+// ending is how the peer's stream has ended, after which nothing with a place in it may come. See
 // receiver.endedByPeer.
 type ending uint8
 
 const (
 	notYet     ending = iota
 	byShutdown        // the peer still reads, and notes may come
-	byClose           // or by Abort behind Shutdown
+	byClose           // or by Abort after Shutdown
 	byAbort           // cut
 )
 
-// loan is whether the application reads the front bytes where they lie.
+// loan is whether the application has the front bytes.
 type loan uint8
 
 const (
 	noLoan    loan = iota
-	shared         // and each Peek returns them
-	exclusive      // … and no other Peek does
+	shared         // each Peek returns them
+	exclusive      // no other Peek returns them
 )
 
-// receiverDo is what the receiver has found to be due.
+// receiverDo is what is due after a use of the receiver.
 type receiverDo struct {
 	due
 	control []wire.Control // to be sent
-	long    bool           // an event took as long as a look may
-	revoke  exposed        // its access is to be revoked, and its memory given back
+	long    bool           // an event took as long as a whole look may take
+	revoke  exposed        // access to be revoked, and memory to be given back
 }
 
-// count counts an event of a look.
+// count counts the events of a look.
 func (do *receiverDo) count(events int) int {
 	if do.long {
 		do.long = false
@@ -87,13 +87,13 @@ func (do *receiverDo) count(events int) int {
 
 func (do *receiverDo) send(c wire.Control) { do.control = append(do.control, c) }
 
-// front is the oldest kept message. Its bounds are read once: on shared memory the peer
-// can still change the message.
+// front is the oldest kept message. Its bounds are read once, because on shared memory the peer can
+// still change the message.
 type front struct {
-	msg   []byte // nil: not looked at yet
-	off   int    // position in it, header included; 0: not begun
-	fill  int64  // bytes of the inbox behind it
-	offer bool   // the rest of an offer is behind it
+	msg   []byte // nil: not read yet
+	off   int    // position in the message, header included; 0: not begun
+	fill  int64  // bytes of the inbox after the message
+	offer bool   // the rest of an offer comes after the message
 }
 
 // drop ends the use of the message of the last Poll.
@@ -108,8 +108,8 @@ func (rx *receiver) keep() {
 	rx.kept++
 }
 
-// payload handles a message with a place in the stream: it is kept for Read, and an offer
-// is taken up.
+// payload handles a message with a place in the stream: it keeps the message for Read, and starts with
+// an offer.
 func (rx *receiver) payload(h wire.Header, m []byte) {
 	if rx.end != notYet || rx.fetch.open != nil {
 		rx.do.violation("payload behind the end of the stream, or behind an open offer")
@@ -125,7 +125,7 @@ func (rx *receiver) payload(h wire.Header, m []byte) {
 			return
 		}
 		rx.arrived(h, true)
-		if rx.gone && rx.loan == noLoan { // else when the loan ends
+		if rx.gone && rx.loan == noLoan { // otherwise the end of the loan does that
 			rx.inbox.countRead(n)
 		}
 	default:
@@ -137,7 +137,7 @@ func (rx *receiver) payload(h wire.Header, m []byte) {
 	}
 }
 
-// arrived keeps a message of the stream unless it will not be read.
+// arrived keeps a message of the stream, unless it will not be read.
 func (rx *receiver) arrived(h wire.Header, bytes bool) {
 	rx.cut = h.Flags&wire.FlagMore != 0
 	if rx.gone || !bytes {
@@ -148,8 +148,7 @@ func (rx *receiver) arrived(h wire.Header, bytes bool) {
 	rx.do.wake = true
 }
 
-// endedByPeer handles the end of the peer's stream; unless t is Shutdown, the peer has closed as
-// well.
+// endedByPeer handles the end of the peer's stream. Unless t is Shutdown, the peer has closed as well.
 func (rx *receiver) endedByPeer(t wire.Type) (ok bool) {
 	if rx.end == byShutdown && t == wire.TypeShutdown || rx.end >= byClose || rx.fetch.open != nil {
 		rx.do.violation("a message of type %d out of place", t)
@@ -170,14 +169,13 @@ func (rx *receiver) endedByPeer(t wire.Type) (ok bool) {
 	return true
 }
 
-// isNext reports whether the bytes of m, the message of the last Poll, are the next that
-// Read takes. Nothing waits before them, so no offer is open.
+// isNext reports whether the bytes of m, the message of the last Poll, are the next that Read takes.
+// Nothing waits before them, so no offer is open.
 func (rx *receiver) isNext(m []byte) bool {
 	return len(m) > wire.HeaderLen && wire.TypeOf(m) == wire.TypeData && rx.end == notYet
 }
 
-// straight takes the bytes of m, the message of the last Poll, and returns how many it
-// copied to p.
+// straight copies bytes of m, the message of the last Poll, to p, and returns how many.
 func (rx *receiver) straight(h wire.Header, m, p []byte) (n int) {
 	rx.cut = h.Flags&wire.FlagMore != 0
 	if n = copy(p, m[wire.HeaderLen:]); n == len(m)-wire.HeaderLen {
@@ -189,8 +187,8 @@ func (rx *receiver) straight(h wire.Header, m, p []byte) (n int) {
 	return n
 }
 
-// next returns the next bytes of the stream, as far as they lie in one piece; nil: there
-// are none yet. They stay in place until advance.
+// next returns the next bytes of the stream, as many as are in one piece; nil: there are none yet. They
+// stay in place until advance.
 func (rx *receiver) next() []byte {
 	for {
 		if t := rx.fetch.cur; t != nil {
@@ -266,8 +264,7 @@ func (rx *receiver) advance(n int) {
 	}
 }
 
-// releaseFront gives the oldest kept message's buffer back. The rest of its offer is read
-// next.
+// releaseFront releases the oldest kept message. Then the rest of its offer is read.
 func (rx *receiver) releaseFront() {
 	offer := rx.front.offer
 	rx.front = front{}
@@ -279,12 +276,12 @@ func (rx *receiver) releaseFront() {
 	}
 }
 
-// unread reports whether Read has not taken all of the stream that has come. The rest
-// of an offer that is over and all read stays current until the next Read.
+// unread reports whether Read has not taken all of the stream that has come. The rest of an offer that
+// is over and was read stays current until the next Read.
 func (rx *receiver) unread() bool { return rx.kept > 0 || !rx.fetch.cur.consumed() }
 
-// discard makes sure that nothing more is kept, and gives back what is unread, unless it
-// is lent: then the end of the loan does.
+// discard ensures that nothing more is kept, and releases what is unread, unless it is lent: then the
+// end of the loan does.
 func (rx *receiver) discard() {
 	if rx.stage == closed || rx.gone {
 		return
@@ -321,8 +318,7 @@ func (rx *receiver) endLoan(n int) (err error) {
 	return err
 }
 
-// free gives back the memory of chunks and inbox, after the endpoint and all operations have
-// ended.
+// free gives back the memory of chunks and inbox, after the endpoint and all operations have ended.
 func (rx *receiver) free() {
 	rx.fetch.forget(true)
 	if in := &rx.inbox; in.buf != nil {

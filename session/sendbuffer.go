@@ -7,37 +7,37 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// sendBuffer is the buffer of this end's direction, where the endpoint is no ring itself: a ring of
-// bytes that Writes have copied to memory of the provider, on their way to the peer (D8). RDMA
-// writes take them to the peer's inbox (inbox.go), another ring, and the Fill after each
-// announces them; their place in the stream is that of the Fill. It is opened once the peer
-// has an inbox, and given back with that.
+// sendBuffer is the buffer of this end's direction, if the endpoint is not a ring itself: a ring of
+// bytes that Writes have copied to memory of the provider, on their way to the peer (D8). RDMA writes
+// take the bytes to the peer's inbox (inbox.go), another ring. The Fill after each RDMA write announces
+// them; their place in the stream is that of the Fill. The send buffer is opened once the peer has an
+// inbox, and given back together with it.
 //
 // Positions only grow.
 type sendBuffer struct {
 	state bufferState
-	buf   []byte // from bufferOpen on
+	buf   []byte // in bufferOpen and bufferPlain
 
-	written int64 // up to here the room is free again
-	sent    int64 // … the bytes have been sent, as far as this end is concerned
-	tail    int64 // … it is filled
+	written int64 // the room before it is free again
+	sent    int64 // … the bytes before it have been sent, as far as this end is concerned
+	tail    int64 // … the bytes before it have been written
 
 	inbox   Descriptor // the peer's, from bufferGranted on
 	filled  int64      // bytes announced by Fill since the inbox was opened
 	emptied int64      // … read by the peer
 	skip    int        // Writes until the next AskInbox, after memory was short
-	short   bool       // … for the inbox or the send buffer itself, rather than for registering it
-	without int        // bytes of Writes that an inbox would have served, since there was one
+	short   bool       // … for the inbox or the send buffer itself, and not for registering it
+	without int        // bytes of Writes, since there was an inbox, that one would have served
 
-	writes    fifo[int]     // lengths of RDMA writes under way
-	reads     *atomic.Int32 // how many RDMA reads are, of the receiver
-	queueFull atomic.Bool   // the queue was full: no RDMA write is tried before one, or a read, has completed
+	writes    fifo[int]     // lengths of RDMA writes in progress
+	reads     *atomic.Int32 // the receiver's count of RDMA reads in progress
+	queueFull atomic.Bool   // the queue was full: no RDMA write is tried until a write or a read has completed
 	inWrite   bool          // a Write goes on after the end of the send buffer
-	resting   bool          // the timer of Session.leaveIfIdle runs
+	resting   bool          // the timer of Session.leaveIfIdle is running
 }
 
-// bufferState is how far the send buffer has come: none → asked (wantInbox) → granted, or none
-// again (inboxByPeer) → open (openBuffer) → plain (bufferToInbox); and from granted on → none
+// bufferState is how far the send buffer has come: none → asked (wantInbox) → granted, or none again
+// (inboxByPeer) → open (openBuffer) → plain (bufferToInbox); and from granted, open and plain → none
 // (leaveInbox).
 type bufferState uint8
 
@@ -50,14 +50,14 @@ const (
 )
 
 const (
-	// At a time as many bytes are copied and then sent as are on their way, but at
-	// least copyLeast, and at most copyMost or half of what is left of the Write: so
-	// something is on its way while the last part is copied.
+	// Bytes are copied and then sent in pieces: as many at a time as are in flight, but at least
+	// copyLeast, and at most copyMost or half of the rest of the Write. So some bytes are in flight
+	// while the last piece is copied.
 	copyLeast = 128 << 10
 	copyMost  = 512 << 10
-	// skipShort is how many Writes do without a send buffer after memory ran out here
-	// or at the peer; skipLong after it could not be registered, as each attempt costs the
-	// process all its idle registrations.
+	// skipShort is how many Writes do without a send buffer after memory was short here or at the peer;
+	// skipLong after it could not be registered, because each attempt costs the process all its idle
+	// registrations.
 	skipShort = 32
 	skipLong  = 1024
 	// bufferRest is the time between checks for use: idle buffers are kept for one to two
@@ -87,7 +87,8 @@ func (o *sendBuffer) copyIn(p []byte, more bool) int {
 	return n
 }
 
-// contiguousRoom returns room behind the tail, in one piece, up to most bytes; nil: there is none.
+// contiguousRoom returns room after the tail, in one piece, at most most bytes, or nil if there is
+// none.
 func (o *sendBuffer) contiguousRoom(most int) []byte {
 	n := min(most, o.unused())
 	if n == 0 {
@@ -98,16 +99,16 @@ func (o *sendBuffer) contiguousRoom(most int) []byte {
 	return o.buf[at : at+n : at+n]
 }
 
-// next returns bytes that have not been sent, up to where the ring wraps.
+// next returns bytes that were not sent, up to where the ring wraps.
 func (o *sendBuffer) next() []byte {
 	at := int(o.sent % int64(len(o.buf)))
 	return o.buf[at:min(at+o.unsent(), len(o.buf))]
 }
 
-// flags are those of a message with the bytes before sent.
+// flags returns the flags of a message with the bytes before sent.
 func (o *sendBuffer) flags() uint8 { return wire.More(o.unsent() > 0 || o.inWrite) }
 
-// reset empties it, and returns its memory.
+// reset empties the buffer, and returns its memory.
 func (o *sendBuffer) reset() (buf []byte) {
 	buf = o.buf
 	o.state, o.buf = bufferNone, nil
@@ -115,8 +116,8 @@ func (o *sendBuffer) reset() (buf []byte) {
 	return buf
 }
 
-// drainBuffer sends what the send buffer has, as far as there is room in the peer's inbox, in the
-// queue, and credit.
+// drainBuffer sends what the send buffer has, as far as there is credit, and room in the peer's inbox
+// and in the queue.
 func (t *sender) drainBuffer() {
 	for sent := true; sent && t.buffer.unsent() > 0; {
 		if t.buffer.state == bufferPlain {
@@ -127,8 +128,8 @@ func (t *sender) drainBuffer() {
 	}
 }
 
-// bufferToMessage sends a message of what the send buffer holds, once nothing of it is on its way
-// by RDMA, as room becomes free in order.
+// bufferToMessage sends bytes of the send buffer in a message, once none of its bytes is in flight by
+// RDMA, because room becomes free in order.
 func (t *sender) bufferToMessage() bool {
 	o := &t.buffer
 	if o.sent != o.written {
@@ -146,7 +147,7 @@ func (t *sender) bufferToMessage() bool {
 	return true
 }
 
-// bufferToInbox starts an RDMA write of what the send buffer holds, and announces it. What is sent
+// bufferToInbox starts an RDMA write of bytes of the send buffer, and announces them. What is sent
 // later arrives later.
 func (t *sender) bufferToInbox() bool {
 	o := &t.buffer
@@ -163,7 +164,7 @@ func (t *sender) bufferToInbox() bool {
 	if err := t.mem.Write(b[:n], o.inbox, to, 0); err != nil {
 		t.msgs.Commit(0)
 		if err == ErrWouldBlock {
-			o.queueFull.Store(true) // before it looks at the reads, as handleLocked looks after counting them
+			o.queueFull.Store(true) // before the reads are checked, as handleLocked checks it after counting them
 			o.queueFull.Store(o.writes.len() > 0 || o.reads.Load() > 0)
 			return false
 		}
@@ -192,13 +193,13 @@ func (t *sender) writeCompleted(err error) {
 	}
 	o.written += int64(n)
 	if o.unsent() > 0 {
-		t.flush() // as behind Emptied
+		t.flush() // as after Emptied
 	}
 }
 
-// wantInbox requests the peer's inbox if there is none and it pays, for n bytes of a Write
-// and those before. n is 0 for a Write that waits for credit, which without an inbox comes only
-// when the peer reads. It reports whether there is an inbox, but no send buffer.
+// wantInbox requests the peer's inbox if there is none and it pays, for n bytes of a Write and earlier
+// ones. n is 0 for a Write that waits for credit, which without an inbox comes only when the peer
+// reads. It reports whether there is an inbox, but no send buffer.
 func (t *sender) wantInbox(n int) (alloc bool) {
 	o := &t.buffer
 	if o.state == bufferNone && t.terms.bufferFrom > 0 {
@@ -208,7 +209,7 @@ func (t *sender) wantInbox(n int) (alloc bool) {
 		switch {
 		case o.without < t.terms.bufferAfter:
 		case o.skip > 0:
-			o.skip -= min(n, 1) // one that waits looks often, and counts once
+			o.skip -= min(n, 1) // a waiting Write calls often, and counts once
 		default:
 			o.state = bufferAsked
 			t.queueControl(wire.Plain(wire.TypeAskInbox))
@@ -217,7 +218,7 @@ func (t *sender) wantInbox(n int) (alloc bool) {
 	return o.state == bufferGranted && t.reserved == nil && !t.closed
 }
 
-// openBuffer makes buf the send buffer; nil: there was no memory for it.
+// openBuffer makes buf the send buffer, or notes that there was no memory for it if buf is nil.
 func (t *sender) openBuffer(buf []byte) {
 	o := &t.buffer
 	o.state, o.buf = bufferOpen, buf
@@ -229,8 +230,8 @@ func (t *sender) openBuffer(buf []byte) {
 	t.flush()
 }
 
-// leaveInbox ends the use of the peer's inbox, and of the send buffer, which is empty. It returns
-// that one's memory.
+// leaveInbox ends the use of the peer's inbox, and of the send buffer, which must be empty. It returns
+// the send buffer's memory.
 func (t *sender) leaveInbox() (buf []byte) {
 	o := &t.buffer
 	o.skip = 0
@@ -243,7 +244,7 @@ func (t *sender) leaveInbox() (buf []byte) {
 	return buf
 }
 
-// idle reports whether nothing was written since position at, and all has been written.
+// idle reports whether nothing was written since position at, and all bytes have been sent.
 func (o *sendBuffer) idle(at int64) bool {
 	return o.state >= bufferGranted && o.filled == at && o.used() == 0
 }
@@ -259,14 +260,14 @@ func (o *sendBuffer) inboxByPeer(d Descriptor, do *due, stats *traffic) {
 		o.state, o.skip, o.short = bufferNone, skipShort, true
 	} else {
 		o.state, o.inbox = bufferGranted, d
-		do.wake = true // a Write that waits goes on through it
+		do.wake = true // a waiting Write goes on through the inbox
 	}
 }
 
 // emptiedByPeer handles Emptied: the peer has read its inbox up to upTo.
 func (o *sendBuffer) emptiedByPeer(upTo uint64, do *due) {
 	switch {
-	case o.state < bufferGranted: // it crossed our LeaveInbox
+	case o.state < bufferGranted: // it crossed this end's LeaveInbox
 	case upTo > uint64(o.filled) || int64(upTo) < o.emptied:
 		do.violation("it has read %d bytes of %d in its inbox, and before that %d", upTo, o.filled, o.emptied)
 	default:

@@ -2,10 +2,10 @@ package session
 
 import "time"
 
-// What the send buffer needs of a session: memory, which may have to be waited for, and a timer.
+// What the send buffer needs of a session: memory, for which it may have to wait, and a timer.
 
-// prepareBuffer, for n bytes of a Write, requests the peer's inbox if there is none, and allocates
-// the send buffer once there is one. It gives one back that cannot be registered. wr.op is held.
+// prepareBuffer, for n bytes of a Write, requests the peer's inbox if there is none, and allocates the
+// send buffer once there is one. It gives a send buffer back that cannot be registered. wr.op is held.
 func (e *engine) prepareBuffer(n int) {
 	if e.terms.bufferFrom == 0 {
 		return
@@ -28,7 +28,7 @@ func (e *engine) prepareBuffer(n int) {
 	}
 }
 
-// restBufferLocked starts the timer that gives the buffers back once they are idle. txMu is held.
+// restBufferLocked starts the timer that gives the buffers back when they are idle. txMu is held.
 func (e *engine) restBufferLocked(tx *sender) {
 	o := &tx.buffer
 	if o.state >= bufferGranted && !o.resting && !tx.closed {
@@ -38,8 +38,8 @@ func (e *engine) restBufferLocked(tx *sender) {
 	}
 }
 
-// leaveIfIdle gives the buffers back if nothing was written since position at, and
-// otherwise checks again after bufferRest.
+// leaveIfIdle gives the buffers back if nothing was written since position at; otherwise it checks
+// again after bufferRest.
 func (e *engine) leaveIfIdle(at int64) {
 	if !e.workers.start() {
 		return
@@ -61,7 +61,7 @@ func (e *engine) leaveIfIdle(at int64) {
 	}
 }
 
-// freeBuffer gives a send buffer's memory back, if there is one.
+// freeBuffer gives back a send buffer's memory, if there is one.
 func (e *engine) freeBuffer(buf []byte) {
 	if buf != nil {
 		e.mem.Free(buf)

@@ -7,60 +7,60 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// sender is this end's direction of the stream: what has to be sent, in its order, and
-// what there is room for. It sends by itself what can be sent now, and neither locks nor
-// waits: Session.txMu guards it and the endpoint's sending methods, and is held when a
-// method is called. wake and fault are what is to be done then; see Session.unlockTx.
+// sender is this end's direction of the stream: what has to be sent, in its order, and what there is
+// room for. It sends itself what can be sent now, and neither locks nor waits. Session.txMu guards it
+// and the endpoint's sending methods, and is held when a method is called. What is due afterwards is in
+// do; see Session.unlockTx.
 type sender struct {
 	msgs    Messages
 	mem     Memory
 	credits *credit.Counts
 	terms   *terms
 
-	closed  bool         // the endpoint is, or is about to be
-	control controlQueue // control messages that found no room or credit
+	closed  bool         // the endpoint is closed, or about to be
+	control controlQueue // control messages for which there was no room or credit
 	last    lastMessage
 	abrupt  bool // until last is sent, the stream counts as cut: see Session.ResetAtDeath
-	cutDue  bool // … which the peer has not been sent yet
-	stalled bool // data found no credit at its last attempt
+	cutDue  bool // … and the peer was not told that yet
+	stalled bool // data found no credit at the last attempt
 	urgent  bool // urgent data has used the control reserve since data last had room
 
-	reserved        []byte // what the application fills: room of a message, or of the send buffer
-	reservedMessage []byte // … with its header, of a message; nil: it is of the send buffer
+	reserved        []byte // room that the application fills: of a message, or of the send buffer
+	reservedMessage []byte // … with its header, if it is of a message; else nil
 
 	buffer  sendBuffer
 	offer   outOffer
-	do      due // wake: of a Write
+	do      due // wake is for a Write
 	stats   traffic
-	carried uint64 // messages but control: see core.peerProgress
+	carried uint64 // messages other than control: see core.peerProgress
 }
 
-// lastMessage ends the stream, behind all bytes.
+// lastMessage ends the stream, after all bytes.
 type lastMessage struct {
-	typ  wire.Type // Shutdown, Close or Abort; 0: there is none yet
+	typ  wire.Type // Shutdown, Close or Abort; 0: none yet
 	sent bool
 }
 
 func (l lastMessage) waits() bool { return l.typ != 0 && !l.sent }
 
-// closes reports whether this end reads no more, either.
+// closes reports whether this end does not read any more either.
 func (l lastMessage) closes() bool { return l.typ == wire.TypeClose || l.typ == wire.TypeAbort }
 
-// minFragment is the least room in bytes that a longer Write accepts: a ring skips a
-// shorter rest at its end.
+// minFragment is the least room in bytes that a longer Write accepts: a ring skips a shorter rest at
+// its end.
 const minFragment = 2 << 10
 
-// controlMost is enough: a peer that keeps to the protocol causes no more (see
+// controlMost bounds waiting control messages. A peer that keeps to the protocol causes no more (see
 // docs/PROTOCOL.md, Credits).
 const controlMost = 2 * ControlReserve
 
-// controlQueue has the control messages that wait, in their order.
+// controlQueue has the waiting control messages, in their order.
 type controlQueue struct {
 	list   []wire.Control // at most controlMost
-	credit bool           // a Credit message, behind them
+	credit bool           // a Credit message, after list
 }
 
-// find returns the oldest of a type; nil: none waits.
+// find returns the oldest message of a type, or nil.
 func (o *controlQueue) find(t wire.Type) *wire.Control {
 	for i := range o.list {
 		if o.list[i].Type() == t {
@@ -70,7 +70,7 @@ func (o *controlQueue) find(t wire.Type) *wire.Control {
 	return nil
 }
 
-// replace puts c in the place of a message of its type that waits, if the last is enough.
+// replace puts c in the place of a waiting message of its type, if only the last one counts.
 func (o *controlQueue) replace(c *wire.Control) bool {
 	typ := c.Type()
 	old := o.find(typ)
@@ -81,14 +81,14 @@ func (o *controlQueue) replace(c *wire.Control) bool {
 	return true
 }
 
-// credit is how many more messages may be sent.
+// credit returns how many more messages may be sent.
 func (t *sender) credit() int {
 	left, err := t.credits.Available()
 	if err != nil {
 		t.do.violation("%w", err)
 	}
 	if t.reservedMessage != nil {
-		left-- // that message's
+		left-- // of the waiting message
 	}
 	return left
 }
@@ -98,15 +98,15 @@ func (t *sender) pending() bool {
 	return len(t.control.list) > 0 || t.control.credit || t.buffer.unsent() > 0 || t.last.waits() || t.cutWaits()
 }
 
-// cutWaits reports whether the peer is to be sent that the stream is cut here: not before
-// Negotiate, nor behind the last message.
+// cutWaits reports whether the peer has to be told that the stream is cut here; not before Negotiate,
+// nor after the last message.
 func (t *sender) cutWaits() bool { return t.cutDue && t.terms.maxMsg > 0 && t.writable() }
 
 // writable reports whether bytes can still be written.
 func (t *sender) writable() bool { return !t.closed && t.last.typ == 0 }
 
-// mayWrite reports whether bytes may be written now, behind what waits, which is sent as far
-// as there is room.
+// mayWrite reports whether bytes may be written now, after what waits, which it sends as far as there
+// is room.
 func (t *sender) mayWrite() bool {
 	if !t.writable() || t.reserved != nil {
 		return false
@@ -117,13 +117,13 @@ func (t *sender) mayWrite() bool {
 	return true
 }
 
-// trySend takes bytes from the front of p: into a message, or into the send buffer. It returns how
-// many; 0: there is no room now.
+// trySend takes bytes from the front of p, into a message or into the send buffer. It returns how many;
+// 0: there is no room now.
 func (t *sender) trySend(p []byte, more bool) int {
 	if !t.mayWrite() {
 		return 0
 	}
-	// Nothing in the send buffer is before them, and it is not open, or not for so few.
+	// No byte of the send buffer precedes them, and it is not open, or not for so few.
 	if o := &t.buffer; o.unsent() == 0 && !(o.state == bufferOpen && len(p) >= t.terms.bufferFrom) {
 		if n := t.tryMessage(p, min(len(p), minFragment), more); n > 0 {
 			return n
@@ -132,8 +132,8 @@ func (t *sender) trySend(p []byte, more bool) int {
 	return t.intoBuffer(p, more)
 }
 
-// tryMessage sends bytes from the front of p, least or more, in one message. It returns how
-// many; 0: there is no room now.
+// tryMessage sends bytes from the front of p, least or more, in one message. It returns how many; 0:
+// there is no room now.
 func (t *sender) tryMessage(p []byte, least int, more bool) int {
 	room := t.room(least, len(p))
 	if room == nil {
@@ -145,19 +145,19 @@ func (t *sender) tryMessage(p []byte, least int, more bool) int {
 	return n
 }
 
-// tryWhole takes all of p, of at most terms.whole bytes, if nothing stands in its way: into a
-// message or, behind what is in the send buffer, to there.
+// tryWhole takes all of p, of at most terms.whole bytes, if that is possible at once: into a message
+// or, after what is in the send buffer, into the send buffer.
 func (t *sender) tryWhole(p []byte) bool {
 	switch {
 	case !t.mayWrite():
 		return false
 	case t.buffer.unsent() > 0:
-		return t.buffer.unused() >= len(p) && t.intoBuffer(p, false) > 0 // there is room: all of it, or nothing
+		return t.buffer.unused() >= len(p) && t.intoBuffer(p, false) > 0 // there is room, so it takes all
 	}
 	return t.tryMessage(p, len(p), false) > 0
 }
 
-// intoBuffer copies bytes from the front of p to the send buffer, and returns how many.
+// intoBuffer copies bytes from the front of p into the send buffer, and returns how many.
 func (t *sender) intoBuffer(p []byte, more bool) int {
 	n := t.buffer.copyIn(p, more)
 	if n > 0 {
@@ -167,7 +167,7 @@ func (t *sender) intoBuffer(p []byte, more bool) int {
 	return n
 }
 
-// tryPacked sends all of v in one message, or nothing, and returns the bytes sent.
+// tryPacked sends all of v in one message, or nothing, and returns how many bytes it has sent.
 func (t *sender) tryPacked(v [][]byte, more bool) int {
 	sum := 0
 	for _, b := range v {
@@ -189,9 +189,9 @@ func (t *sender) tryPacked(v [][]byte, more bool) int {
 	return sum
 }
 
-// room reserves a message with a place in the stream: lo to hi bytes behind its header.
+// room reserves a message with a place in the stream: lo to hi bytes after its header.
 func (t *sender) room(lo, hi int) []byte {
-	if t.control.find(wire.TypeNote) != nil { // it goes before the rest of the stream
+	if t.control.find(wire.TypeNote) != nil { // it precedes the rest of the stream
 		return nil
 	}
 	if t.credit() <= credit.Control {
@@ -282,7 +282,7 @@ func (t *sender) flush() {
 	t.control.credit = t.credits.Due() && !t.send(&c)
 }
 
-// finish queues the last message behind all that was written.
+// finish queues the last message, after all that was written.
 func (t *sender) finish(last wire.Type) {
 	if t.last.typ != last {
 		t.last = lastMessage{typ: last}
@@ -290,8 +290,8 @@ func (t *sender) finish(last wire.Type) {
 	t.flush()
 }
 
-// urgentMessage sends urgent data: in data's room or, once while data is blocked, in the
-// room that is held back for control.
+// urgentMessage sends urgent data: in data's room or, once while data is blocked, in the room that is
+// reserved for control.
 func (t *sender) urgentMessage(p []byte) bool {
 	if !t.writable() {
 		return false
@@ -311,7 +311,8 @@ func (t *sender) urgentMessage(p []byte) bool {
 	return t.urgent
 }
 
-// reserveRoom reserves up to most bytes for the application to fill; nil: no room now.
+// reserveRoom reserves at most most bytes for the application to fill, or returns nil if there is no
+// room now.
 func (t *sender) reserveRoom(most int) []byte {
 	if !t.mayWrite() {
 		return nil
@@ -327,8 +328,8 @@ func (t *sender) reserveRoom(most int) []byte {
 	return t.reserved
 }
 
-// endLoan ends the loan: the first n bytes of it take their place in the stream, unless
-// the stream has ended meanwhile.
+// endLoan ends the loan: its first n bytes take their place in the stream, unless the stream has ended
+// meanwhile.
 func (t *sender) endLoan(n int) (ok bool) {
 	reserved, room := t.reserved, t.reservedMessage
 	t.reserved, t.reservedMessage = nil, nil
@@ -344,7 +345,7 @@ func (t *sender) endLoan(n int) (ok bool) {
 	case room != nil && !t.closed:
 		t.msgs.Commit(0)
 	case n > 0 && n <= t.terms.whole && t.buffer.unsent() == 0 && t.tryMessage(reserved[:n], n, false) > 0:
-	case n > 0: // not behind an RDMA write
+	case n > 0: // no RDMA write precedes it
 		t.buffer.tail += int64(n)
 		t.buffer.inWrite = false
 		t.stats.bytes += uint64(n)

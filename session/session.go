@@ -1,21 +1,20 @@
-// Package session implements the session protocol: a reliable byte stream with
-// TCP's semantics over an Endpoint, which moves messages and accesses remote
-// memory. It uses neither devices nor net.Conn: sanconn uses it from above,
-// and the providers implement Endpoint below it.
+// Package session implements the session protocol: a reliable byte stream with TCP's semantics over an
+// Endpoint, which moves messages and accesses remote memory. It uses neither devices nor net.Conn:
+// sanconn uses it from above, and the providers implement Endpoint below it.
 //
-// New makes a Session around an endpoint that a provider has connected. Negotiate comes
-// next; Read, Write and the like after it; Close or Abort at the end, in any state.
+// New makes a Session around an endpoint that a provider has connected. Negotiate comes next; Read,
+// Write and the like after it; Close or Abort at the end, in any state.
 //
-// A Write (write.go) puts its bytes into a message or the send buffer, or offers the memory they
-// lie in; Reserve (loan.go) lends the memory instead, and the caller fills it. The sender
-// (sender.go, sendbuffer.go, offer.go) keeps what goes to the peer, in its order. The engine
-// (progress.go) takes what has come from the endpoint to the receiver (receiver.go, inbox.go,
-// inoffer.go, fetch.go), from which a Read (read.go) copies, or Peek lends. These parts
-// neither lock nor wait: core has the locks, and the engine waits, in one place (await.go).
-// Messages are encoded in internal/wire, credits counted in internal/credit, and internal/spin
-// decides how a wait polls. The idle poller (idle.go) polls while no Read or Write does.
+// A Write (write.go) puts its bytes into a message or the send buffer, or offers the memory in which
+// they are; Reserve (loan.go) lends the memory instead, and the caller fills it. The sender (sender.go,
+// sendbuffer.go, offer.go) keeps what goes to the peer, in its order. The engine (progress.go) takes
+// what has come from the endpoint to the receiver (receiver.go, inbox.go, inoffer.go, fetch.go), from
+// which Read (read.go) copies, or Peek lends. These parts neither lock nor wait: core has the locks,
+// and the engine waits, in one place (await.go). internal/wire encodes messages, internal/credit counts
+// credits, and internal/spin decides how a wait polls. The idle poller (idle.go) polls while no Read or
+// Write does.
 //
-// It is exported to the library's other parts: versions keep nothing of it for programs
+// It is exported for the library's other parts. Its API may change in any version
 // (docs/COMPATIBILITY.md).
 package session
 
@@ -26,12 +25,12 @@ import (
 	"time"
 )
 
-// Session is one end of a connection. All methods are safe for concurrent use;
-// Reads are served one at a time, and so are Writes.
+// Session is one end of a connection. All methods are safe for concurrent use; Reads are served one at
+// a time, and so are Writes.
 //
-// It is made of layers, each of which uses those below it: core has the state and the locks;
-// engine takes what comes from the endpoint, does what that makes due, and waits; reading and
-// writing are the operations; Session begins and ends it all.
+// It is made of layers, each of which uses those below it: core has the state and the locks; engine
+// takes what comes from the endpoint, does what is due, and waits; reading and writing are the
+// operations; Session begins and ends it all.
 type Session struct {
 	*engine
 	reading
@@ -45,20 +44,20 @@ type Session struct {
 	who   atomic.Pointer[func() string] // see Name
 
 	epMu    sync.Mutex // held while Debug describes the endpoint
-	retired bool       // the endpoint has gone, or is about to; guarded by epMu
+	retired bool       // the endpoint is retired, or about to be; guarded by epMu
 }
 
-// reading are the operations of the peer's direction, writing those of this end's.
+// reading has the operations of the peer's direction, writing those of this end's.
 type (
 	reading struct {
 		*engine
-		trickle int // Reads left that pause first, as there is a stream of small messages; guarded by rd.op
+		trickle int // how many more Reads pause first, in a stream of small messages; guarded by rd.op
 	}
 	writing struct{ *engine }
 )
 
 var (
-	// ErrInterrupted means that InterruptRead or InterruptWrite ended a wait.
+	// ErrInterrupted means that InterruptRead or InterruptWrite has ended a wait.
 	ErrInterrupted = errors.New("session: interrupted")
 	// ErrClosed means that this end was closed or, for Write, this direction.
 	ErrClosed = errors.New("session: closed")
@@ -95,8 +94,8 @@ func (s *Session) Wake(ev Events) {
 	}
 }
 
-// InterruptRead(true) makes waiting and later Reads fail with ErrInterrupted,
-// until InterruptRead(false).
+// InterruptRead(true) makes waiting and later Reads fail with ErrInterrupted, until
+// InterruptRead(false).
 func (r *reading) InterruptRead(on bool) { r.rd.interrupt(on) }
 
 // InterruptWrite is InterruptRead for Write, WriteBuffers, Reserve and WriteUrgent.

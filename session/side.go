@@ -6,22 +6,22 @@ import (
 	"github.com/sanconn/san/internal/spin"
 )
 
-// side is a kind of operation of which one is in progress at a time: those that read, those
-// that write, and WriteUrgent.
+// side is a kind of operation of which one is in progress at a time: those that read, those that write,
+// and WriteUrgent.
 type side struct {
-	op    opLock        // held by the operation as long as it lasts
-	state atomic.Uint32 // st bits: why it has to end
-	wants atomic.Uint32 // Events to be woken for; 0: not sleeping
+	op    opLock        // held for the whole operation
+	state atomic.Uint32 // st bits: why the operation has to end
+	wants atomic.Uint32 // Events to be woken for; 0: it does not sleep
 	wake  chan struct{} // holds one token: look again
 	spins spin.History  // guarded by op
 	slept atomic.Bool   // the operation has slept, so it polls again only once bytes move
 
-	ignores atomic.Uint32 // st bits that do not concern the operation; changes with op held
+	ignores atomic.Uint32 // st bits that do not apply to the operation; changes with op held
 
-	sleeper Sleeper     // nil: the endpoint is none
+	sleeper Sleeper     // nil: the endpoint is no Sleeper
 	asleep  atomic.Bool // in Sleep
 
-	since         atomic.Int64 // when the wait fell asleep, after processStart; 0: it has not
+	since         atomic.Int64 // when the wait fell asleep, since processStart; 0: it is awake
 	sleeps, polls atomic.Uint64
 }
 
@@ -30,21 +30,21 @@ const (
 	stShut                    // wr only: by CloseWrite
 	stClosed                  // the session was closed here
 	stPeerClosed              // wr only: the peer no longer reads
-	stTaken                   // by the layer above
+	stTaken                   // set by the layer above
 	stPeerReset               // … and has left bytes unread
 )
 
-// stopBits are why the operation has to end. Its caller has op.
+// stopBits returns why the operation has to end. Its caller has op.
 func (sd *side) stopBits() uint32 { return sd.state.Load() &^ sd.ignores.Load() }
 
-// begin begins an operation, once those before it have ended; it ends with op.Unlock.
+// begin begins an operation, once earlier ones have ended; op.Unlock ends it.
 func (sd *side) begin() {
 	sd.op.Lock()
 	sd.slept.Store(false)
 }
 
-// asTaker begins an operation of the layer that has taken the direction, which neither stTaken
-// nor stInterrupted stops, and returns the function that ends it.
+// asTaker begins an operation of the layer that has taken the direction, which neither stTaken nor
+// stInterrupted stops. It returns the function that ends the operation.
 func (sd *side) asTaker() (end func()) {
 	sd.begin()
 	sd.ignores.Store(stTaken | stInterrupted)
@@ -54,10 +54,10 @@ func (sd *side) asTaker() (end func()) {
 	}
 }
 
-// blocked reports whether an operation has slept and goes on.
+// blocked reports whether an operation is in progress that has slept.
 func (sd *side) blocked() bool { return sd.op.held() && sd.slept.Load() }
 
-// signal has the operation look again, if there is one.
+// signal makes the operation look again, if there is one.
 func (sd *side) signal() {
 	if !sd.asleep.Load() {
 		select {
@@ -65,7 +65,7 @@ func (sd *side) signal() {
 		default:
 		}
 	}
-	if sd.asleep.Load() { // now, or it has fallen asleep in between
+	if sd.asleep.Load() { // now, or since the check above
 		sd.sleeper.Rouse(sd.wake)
 	}
 }
@@ -81,7 +81,7 @@ func (sd *side) sleep() {
 	sd.asleep.Store(false)
 }
 
-// signalSleeper is signal for a sleeper alone: what polls looks anyway.
+// signalSleeper is signal only for an operation that sleeps: one that polls looks anyway.
 func (sd *side) signalSleeper() {
 	if sd.wants.Load() != 0 {
 		sd.signal()
@@ -101,11 +101,11 @@ func (sd *side) interrupt(on bool) {
 	}
 }
 
-// opLock is a first-come, first-served mutex for long operations. Waiters sleep
-// on a channel, because a goroutine blocked on a sync.Mutex keeps
-// testing/synctest's clock from advancing, which may be what the holder waits for.
+// opLock is a first-come, first-served mutex for long operations. Waiters sleep on a channel, because a
+// goroutine that is blocked on a sync.Mutex keeps testing/synctest's clock from advancing, and the
+// holder may wait for that clock.
 type opLock struct {
-	users atomic.Int32  // the holder and those waiting
+	users atomic.Int32  // the holder and those that wait
 	next  chan struct{} // hands the lock to the next one
 }
 

@@ -4,23 +4,23 @@ package session
 type Stats struct {
 	BytesSent, BytesReceived               uint64 // the application's bytes
 	MessagesSent, MessagesReceived         uint64 // control messages included
-	OffersSent, OffersReceived             uint64 // rendezvous transfers, by direction of the data
-	OfferedBytesSent, OfferedBytesReceived uint64 // bytes that moved by RDMA, inboxes included
+	OffersSent, OffersReceived             uint64 // rendezvous transfers, by the direction of the data
+	OfferedBytesSent, OfferedBytesReceived uint64 // bytes that moved by RDMA, including through inboxes
 	Stalls                                 uint64 // times that data ran out of credit
 	NoBox                                  uint64 // times that there was no memory to send through, here or at the peer: see regcache.DefaultArena
-	Unregistered                           uint64 // large Writes and Reads that were copied as the application's memory could not be registered or exposed
+	Unregistered                           uint64 // large Writes and Reads that were copied because the application's memory could not be registered or exposed
 	Sleeps                                 uint64 // times that a Read or Write slept
 	Polls                                  uint64 // waits of Read or Write that polling ended
 
-	// Bytes that were not copied at this end: all others were copied once.
+	// Bytes that were not copied at this end; all others were copied once.
 	DirectBytesSent, DirectBytesReceived uint64 // moved by RDMA from or to the application's own memory
-	LentBytesSent, LentBytesReceived     uint64 // filled or read by the application where they lie
+	LentBytesSent, LentBytesReceived     uint64 // filled or read by the application in place
 }
 
-// traffic is what is counted of one direction, with the lock of its sender or receiver held.
+// traffic has the counts of one direction, guarded by the lock of its sender or receiver.
 type traffic struct {
 	bytes, messages, offers               uint64
-	directBytes, bufferedBytes, loanBytes uint64 // of the bytes: see Stats
+	directBytes, bufferedBytes, loanBytes uint64 // bytes as Stats describes them
 	stalls, noBox, unregistered           uint64
 }
 

@@ -2,20 +2,20 @@ package session
 
 import "errors"
 
-// ErrTaken means that the layer above has taken the operations of a direction from the
-// application: TakeRead, TakeWrite.
+// ErrTaken means that the layer above has taken the operations of a direction from the application:
+// TakeRead, TakeWrite.
 var ErrTaken = errors.New("session: taken")
 
-// ErrCut is ErrTaken in the middle of a Write: the peer gets some of its bytes, and no other
-// Write may come before the rest. TakeWrite returns it to the taker.
+// ErrCut is ErrTaken in the middle of a Write: the peer gets some of its bytes, and no other Write may
+// come before the rest. TakeWrite reports that to the taker.
 var ErrCut = errors.New("session: taken in the middle of a Write")
 
 // StopRead makes waiting and later Reads, Peeks and PeekExclusives fail with ErrTaken until
-// GiveBackRead. ReadTaken alone reads then.
+// GiveBackRead. Meanwhile only ReadTaken reads.
 func (r *reading) StopRead() { r.rd.set(stTaken) }
 
-// TakeRead is StopRead, and returns when none of them is under way and nothing is lent any
-// more, or this end was closed. What is lent comes back also when the connection is over.
+// TakeRead is StopRead, and returns when no such operation is in progress and nothing is lent any more,
+// or this end was closed. It waits for loans even if the connection is over.
 func (r *reading) TakeRead() {
 	r.StopRead()
 	defer r.rd.asTaker()()
@@ -30,8 +30,8 @@ func (r *reading) TakeRead() {
 	})
 }
 
-// TakeWrite is TakeRead for Write, WriteBuffers and Reserve, and GiveBackWrite. What a Write
-// has taken by then it returns; cut: one did so in its middle.
+// TakeWrite is TakeRead for Write, WriteBuffers and Reserve, until GiveBackWrite. A Write in progress
+// returns what it has taken. cut: a Write was in its middle.
 func (w *writing) TakeWrite() (cut bool) {
 	w.wr.set(stTaken)
 	defer w.wr.asTaker()()
@@ -48,8 +48,9 @@ func (w *writing) TakeWrite() (cut bool) {
 	return cut
 }
 
-// GiveBackRead ends TakeRead. cut: a stream that ends behind the peer's last note ends by a reset, as that is
-// its taker's Shutdown, and what its program has to say goes on elsewhere.
+// GiveBackRead ends TakeRead. cut: if the stream ends after the peer's last note, the application finds
+// a reset, because that end is the Shutdown of the peer's taker, and the stream of the peer's program
+// goes on elsewhere.
 func (r *reading) GiveBackRead(cut bool) {
 	r.lockRx()
 	r.rx.byTaker = cut
@@ -60,9 +61,8 @@ func (r *reading) GiveBackRead(cut bool) {
 // GiveBackWrite ends TakeWrite.
 func (w *writing) GiveBackWrite() { w.wr.state.And(^uint32(stTaken)) }
 
-// ReadTaken is Read for its taker. InterruptRead does not concern it. It waits no longer
-// than until done, which may be nil and is called again upon LookAgain: then its error is
-// ErrInterrupted.
+// ReadTaken is Read for the taker. InterruptRead does not affect it. It waits at most until done
+// returns true, and then returns ErrInterrupted. done may be nil; LookAgain makes it be called again.
 func (r *reading) ReadTaken(p []byte, done func() bool) (int, error) {
 	defer r.rd.asTaker()()
 	n, err := r.readHeld(p, done)
@@ -70,8 +70,8 @@ func (r *reading) ReadTaken(p []byte, done func() bool) (int, error) {
 	return n, err
 }
 
-// AwaitTaken waits, for the taker of Read, until done, or until the connection is over.
-// It takes what comes meanwhile, and calls done again upon LookAgain.
+// AwaitTaken waits, for the taker of Read, until done returns true or the connection is over. It
+// handles what comes meanwhile. LookAgain makes done be called again.
 func (r *reading) AwaitTaken(done func() bool) {
 	defer r.rd.asTaker()()
 	r.attempt(&r.rd, func(sure bool) Events {
@@ -81,19 +81,19 @@ func (r *reading) AwaitTaken(done func() bool) {
 		r.progress(sure)
 		return r.readWant()
 	})
-	r.notifyEnd() // with the notes before it, which may not have been taken yet
+	r.notifyEnd() // with earlier notes, which may not have been handled yet
 }
 
-// MostLeft bounds the bytes of the peer's stream that are unread once the peer has stopped, where there
-// is no ring: what this end has room for, and the peer's send buffer.
+// MostLeft returns how many bytes of the peer's stream can be unread once the peer has stopped, without
+// a ring: what this end has room for, and the peer's send buffer.
 func (r *reading) MostLeft() uint64 {
 	return uint64(r.bounds.budget) + uint64(chunkFloor+r.bounds.inbox+r.lim.Window*r.lim.MaxMessage+mostBuffer)
 }
 
-// LookAgain has AwaitTaken and ReadTaken call done. It does not block.
+// LookAgain makes AwaitTaken and ReadTaken call done. It does not block.
 func (r *reading) LookAgain() { r.rd.signal() }
 
-// WriteTaken is Write for its taker. InterruptWrite does not concern it.
+// WriteTaken is Write for the taker. InterruptWrite does not affect it.
 func (w *writing) WriteTaken(p []byte) (int, error) {
 	defer w.wr.asTaker()()
 	n, err := w.writeHeld(p, false)
@@ -101,12 +101,12 @@ func (w *writing) WriteTaken(p []byte) (int, error) {
 	return n, err
 }
 
-// Over returns why the connection is over, for OnNote; nil: it is not. A ring whose peer's
-// process has ended, or closed, is over with EPIPE.
+// Over returns why the connection is over, for OnNote, or nil. If the process of a ring's peer has
+// ended, or closed, the error is EPIPE.
 func (s *Session) Over() error { return s.over() }
 
-// Withdraw takes a session back that its peer has not taken: then it is to be aborted. It returns
-// false if the peer has taken it, or may yet: see Withdrawer.
+// Withdraw takes a session back that its peer has not taken; then the session has to be aborted. It
+// returns false if the peer has taken it, or may yet: see Withdrawer.
 func (s *Session) Withdraw() bool {
 	w, ok := s.provider.(Withdrawer)
 	return ok && w.Withdraw()

@@ -6,21 +6,21 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// terms is how bytes go to the peer, by what Negotiate has found of both ends. Nobody writes it
-// again, so it needs no lock. Write goes by it (copied, or an offer), and sender.trySend (a message,
-// or the send buffer).
+// terms is how bytes go to the peer, as Negotiate has determined it from both ends. It is not written
+// again, so it needs no lock. Write decides by it between a copy and an offer, and sender.trySend
+// between a message and the send buffer.
 type terms struct {
 	maxMsg    int // bytes of a message
 	maxRDMA   int // … of an RDMA write
 	maxExpose int // … of one offer
 
-	whole int // the largest Write that goes in one message: neither an offer nor the send buffer is for it
+	whole int // the largest Write that goes in one message: it is too small for an offer and for the send buffer
 
-	threshold    int  // the smallest Write whose memory is offered, 0: none is
-	bufferMayPay bool // … but for those that had better go through the send buffer: Memory.PaysToOffer
-	bufferFrom   int  // the smallest Write that goes through the send buffer, 0: none does
-	bufferAfter  int  // bytes of them until an inbox is requested
-	bufferSize   int  // of the send buffer, where memory is not short
+	threshold    int  // the smallest Write whose memory is offered; 0: none
+	bufferMayPay bool // … except those for which the send buffer is better: Memory.PaysToOffer
+	bufferFrom   int  // the smallest Write that goes through the send buffer; 0: none
+	bufferAfter  int  // bytes of such Writes until an inbox is requested
+	bufferSize   int  // of the send buffer, unless memory is short
 }
 
 func newTerms(cfg *Config, lim *Limits, peer wire.Params) terms {
@@ -47,8 +47,8 @@ func newTerms(cfg *Config, lim *Limits, peer wire.Params) terms {
 // large reports whether n bytes of a Write are enough to be offered.
 func (p *terms) large(n int) bool { return p.threshold > 0 && n >= p.threshold }
 
-// toExpose is the part of a Write of b that an offer leaves where it is, as far as one
-// exposure takes it, behind the first bytes, which go with the offer.
+// toExpose splits b, from a Write: first bytes go in the message of the offer, and rest is offered, as
+// much as one exposure takes.
 func (p *terms) toExpose(b []byte) (first int, rest []byte) {
 	if n := min(offerInline, p.maxMsg-wire.OfferReadLen); n < len(b) {
 		first = n
@@ -58,11 +58,11 @@ func (p *terms) toExpose(b []byte) (first int, rest []byte) {
 
 // bounds are what this end takes from the peer, from the beginning on.
 type bounds struct {
-	caps    uint32 // that are announced
+	caps    uint32 // capabilities to announce
 	maxRDMA int    // bytes of an RDMA read
 	budget  int    // bytes that are fetched ahead of any Read
-	inbox   int    // … of an inbox, where memory is not short; 0: none is opened
-	weigh   bool   // a Read's slice is read into where that pays: Memory.PaysToFill
+	inbox   int    // … of an inbox, unless memory is short; 0: no inbox is opened
+	weigh   bool   // read into a Read's slice only if that pays: Memory.PaysToFill
 }
 
 func newBounds(cfg *Config, lim *Limits) bounds {

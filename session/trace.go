@@ -9,15 +9,14 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// traced is an endpoint whose steps are traced, one line each (docs/DEBUGGING.md). It stands
-// between the session and the provider's endpoint, so that a session that is not traced has
-// nothing of it.
+// traced is an endpoint whose steps are traced, one line each (docs/DEBUGGING.md). It is between the
+// session and the provider's endpoint, so a session that is not traced has no part of it.
 type traced struct {
 	Endpoint
 	log  *trace.Log
 	conn uint64
 
-	data, control []byte       // what is reserved; the sending methods'
+	data, control []byte       // reserved room, for the sending methods
 	out, in       atomic.Int64 // how far both streams have come, in bytes
 	over          atomic.Bool  // the end was traced
 }
@@ -34,7 +33,7 @@ func newTraced(ep Endpoint, log *trace.Log, number uint64) *traced {
 
 func (t *traced) printf(format string, args ...any) { t.log.Printf(t.conn, format, args...) }
 
-// message traces one: own is the stream of its direction.
+// message traces a message; own is the stream of the message's direction.
 func (t *traced) message(dir string, m []byte, own, other *atomic.Int64) {
 	n, back := wire.Stream(m)
 	if back {
@@ -53,14 +52,14 @@ func (t *traced) sends(m []byte) {
 	}
 }
 
-// Reserve implements Messages, as do those below.
+// Reserve implements Messages, like the methods below.
 func (t *traced) Reserve(min, max int) []byte {
 	t.data = t.Endpoint.Reserve(min, max)
 	return t.data
 }
 
 func (t *traced) Commit(n int) {
-	t.sends(t.data[:n]) // before the peer may have it
+	t.sends(t.data[:n]) // before the peer may have the message
 	t.Endpoint.Commit(n)
 }
 
@@ -92,7 +91,7 @@ func (t *traced) Poll(ev *Event) bool {
 	return true
 }
 
-// suffix is an error at a line's end.
+// suffix returns an error's text for the end of a line.
 func suffix(err error) string {
 	if err == nil {
 		return ""
@@ -126,7 +125,7 @@ type tracedMemory struct {
 	t *traced
 }
 
-// Expose implements Memory, as do those below.
+// Expose implements Memory, like the methods below.
 func (m tracedMemory) Expose(b []byte, rights Rights) (Descriptor, error) {
 	d, err := m.Memory.Expose(b, rights)
 	m.t.printf("- expose memory=%d key=%#x rights=%v%s", len(b), d.Key, rights, suffix(err))
@@ -164,7 +163,7 @@ func (m tracedMemory) Write(from []byte, to Descriptor, off int, id uint32) erro
 	return err
 }
 
-// String returns the name of the one of these rights that a session exposes memory with.
+// String returns the name of the right; a session exposes memory with one right.
 func (r Rights) String() string {
 	if r == RemoteRead {
 		return "read"
@@ -172,8 +171,8 @@ func (r Rights) String() string {
 	return "write"
 }
 
-// Name has the trace and Debug show which connection the session carries. who is called when
-// Debug is, and must neither block nor keep the connection alive.
+// Name makes the trace and Debug show which connection the session carries. Debug calls who, which must
+// neither block nor keep the connection alive.
 func (s *Session) Name(local, remote net.Addr, who func() string) {
 	s.who.Store(&who)
 	if t, ok := s.ep.(*traced); ok {

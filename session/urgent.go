@@ -12,10 +12,9 @@ const MaxUrgent = 64
 
 var errUrgentSize = fmt.Errorf("session: urgent data must have 1 to %d bytes: %w", MaxUrgent, syscall.EMSGSIZE)
 
-// WriteUrgent sends 1 to MaxUrgent bytes out of band (D10), else it fails with
-// EMSGSIZE. They overtake waiting data and replace urgent data that the peer has
-// not read yet. It waits while data and an earlier WriteUrgent are stuck;
-// InterruptWrite ends that.
+// WriteUrgent sends 1 to MaxUrgent bytes out of band (D10); for any other length it fails with
+// EMSGSIZE. The bytes overtake waiting data and replace urgent data that the peer has not read yet.
+// WriteUrgent waits while data and an earlier WriteUrgent are blocked; InterruptWrite ends the wait.
 func (w *writing) WriteUrgent(p []byte) (n int, err error) {
 	if len(p) == 0 || len(p) > MaxUrgent {
 		return 0, errUrgentSize
@@ -44,7 +43,7 @@ func (w *writing) WriteUrgent(p []byte) (n int, err error) {
 	return w.outcome(n, len(p), err)
 }
 
-// urgentLocked takes an Urgent message.
+// urgentLocked handles an Urgent message.
 func (e *engine) urgentLocked(m []byte) {
 	rx := &e.rx
 	payload := m[wire.HeaderLen:]
@@ -60,9 +59,8 @@ func (e *engine) urgentLocked(m []byte) {
 	}
 }
 
-// ReadUrgent takes the newest urgent data if it was not read yet: up to len(p)
-// bytes, the rest is discarded. It does not block; if there is none it returns
-// ErrNoUrgent.
+// ReadUrgent takes the newest urgent data if it was not read yet: at most len(p) bytes; the rest is
+// discarded. It does not block. If there is none it returns ErrNoUrgent.
 func (r *reading) ReadUrgent(p []byte) (int, error) {
 	r.progress(true)
 	r.rxMu.Lock()

@@ -8,11 +8,10 @@ import (
 	"github.com/sanconn/san/session/internal/wire"
 )
 
-// Write writes all of p, or returns how many bytes were taken and why not more.
-// Once it has returned, the session or the peer has the bytes and p is no longer
-// touched. Errors: ErrClosed, ErrInterrupted, and those of the connection as outcome has
-// them: syscall.EPIPE (the peer no longer reads), ECONNRESET, ETIMEDOUT. A Write of no bytes
-// returns what there is to report.
+// Write writes all of p, or returns how many bytes were taken and why not more. Once it has returned,
+// the session or the peer has the bytes and p is not accessed any more. Errors: ErrClosed,
+// ErrInterrupted, and those of the connection (see outcome): syscall.EPIPE (the peer does not read any
+// more), ECONNRESET, ETIMEDOUT. A Write of no bytes returns the error that there is to report.
 func (w *writing) Write(p []byte) (int, error) {
 	if n := len(p); n > 0 && n <= w.terms.whole && w.writeAtOnce(p) {
 		return n, nil
@@ -25,15 +24,15 @@ func (w *writing) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// writeAtOnce is Write for what fits into one message when nothing stands in its way. It needs
-// only txMu, as there is no other Write in progress to wait for.
+// writeAtOnce is Write for what fits into one message, if that can be sent at once. It needs only txMu,
+// because no other Write is in progress.
 func (w *writing) writeAtOnce(p []byte) (sent bool) {
 	w.txMu.Lock()
 	if !w.wr.op.held() && w.wr.state.Load() == 0 && !w.idle.unlisted.Load() && w.over() == nil {
 		sent = w.tx.tryWhole(p)
 	}
 	w.unlockTx()
-	w.enlistPending() // in the send buffer
+	w.enlistPending() // for bytes in the send buffer
 	return sent
 }
 
@@ -67,9 +66,9 @@ func (w *writing) WriteBuffers(v [][]byte) (n int64, err error) {
 	return int64(done), err
 }
 
-// packable is how many slices from the front fit into one message of moderate size.
+// packable returns how many slices from the front fit into one message of moderate size.
 func (w *writing) packable(v [][]byte) int {
-	const packLimit = 16 << 10 // above, a message's own cost is small compared with the copy
+	const packLimit = 16 << 10 // above it, a message's own cost is small compared with the copy
 	limit, sum := min(packLimit, w.terms.maxMsg-wire.HeaderLen), 0
 	for i, b := range v {
 		if sum += len(b); sum > limit {
@@ -87,21 +86,21 @@ func (w *writing) sendPacked(v [][]byte, more bool) (n int) {
 	return n
 }
 
-// writeHeld is Write, for the holder of wr.op; more: the Write goes on after p.
+// writeHeld is Write for the holder of wr.op; more: the Write goes on after p.
 func (w *writing) writeHeld(p []byte, more bool) (n int, err error) {
 	if st := w.wr.stopBits(); st != 0 {
 		return 0, stopError(st)
 	}
 	w.enlist()
 	if len(p) == 0 {
-		w.progress(false) // what has come is handled
+		w.progress(false) // handle what has come
 		return 0, w.writeBlocked()
 	}
 	if w.terms.large(len(p)) && w.pays(p) {
 		if n = w.writeOffered(p, more); n == len(p) {
 			return n, nil
 		}
-		if err = w.writeBlocked(); err != nil { // no inbox for what is not written
+		if err = w.writeBlocked(); err != nil { // so that no inbox is requested for bytes that are not written
 			return n, err
 		}
 	}
@@ -109,7 +108,7 @@ func (w *writing) writeHeld(p []byte, more bool) (n int, err error) {
 	return w.writeCopied(p, n, more)
 }
 
-// writeCopied copies p[n:] to messages or the send buffer, waiting for room.
+// writeCopied copies p[n:] into messages or the send buffer, and waits for room.
 func (w *writing) writeCopied(p []byte, n int, more bool) (int, error) {
 	var err error
 	copied := func() bool {
@@ -127,10 +126,10 @@ func (w *writing) writeCopied(p []byte, n int, more bool) (int, error) {
 	return n, err
 }
 
-// withRoom has try use the sender, and returns what it does. If there is no room, the peer's
-// inbox is requested, unless that has come meanwhile: then there may be, and try is called again.
+// withRoom calls try with the sender, and returns its result. If there is no room, it requests the
+// peer's inbox. If the inbox has come meanwhile, there may be room, and try is called again.
 func (w *writing) withRoom(try func(*sender) bool) (done bool) {
-	for opens := true; opens && w.over() == nil; { // not into the send buffer of a connection that has ended
+	for opens := true; opens && w.over() == nil; { // a connection that has ended opens no send buffer
 		w.withSender(func(tx *sender) {
 			done = try(tx)
 			opens = !done && tx.wantInbox(0)
@@ -142,8 +141,8 @@ func (w *writing) withRoom(try func(*sender) bool) (done bool) {
 	return done
 }
 
-// writeWant is what a Write waits for. Room in a ring takes no message of the peer's, so these are
-// left to a Read that looks for them.
+// writeWant returns what a Write waits for. Room in a ring needs no message of the peer's, so messages
+// are left to a Read that looks for them.
 func (w *writing) writeWant() Events {
 	if w.ring && w.rd.op.held() {
 		return SendReady
@@ -151,10 +150,11 @@ func (w *writing) writeWant() Events {
 	return SendReady | RecvReady
 }
 
-// until has a Write wait until done, or returns why it must not go on, as blocked has it.
+// until makes a Write wait until done returns true, or returns the error of blocked when that is not
+// nil.
 func (w *writing) until(done func() bool, blocked func() error) (err error) {
 	w.attempt(&w.wr, func(sure bool) Events {
-		if sure || !w.rd.op.held() { // else a Read takes what comes from the peer
+		if sure || !w.rd.op.held() { // otherwise a Read takes what comes from the peer
 			w.progress(sure)
 		}
 		if done() {
@@ -171,10 +171,10 @@ func (w *writing) until(done func() bool, blocked func() error) (err error) {
 	return err
 }
 
-// writeBlocked returns why a Write that got no further must not go on. It reads the reason
-// for the connection's end before the state: a Close or Abort of this end sets the state
-// before it ends the connection, and takes precedence. So does a Close of the peer, behind
-// which a reset is none of its own.
+// writeBlocked returns why a Write that cannot go on must end, or nil. It reads the reason for the
+// connection's end before the state: a Close or Abort of this end sets the state before it ends the
+// connection, and takes precedence. So does a Close of the peer, after which a reset does not come from
+// the peer's program.
 func (w *writing) writeBlocked() error {
 	err := w.over()
 	st := w.wr.stopBits()
@@ -184,10 +184,10 @@ func (w *writing) writeBlocked() error {
 	return err
 }
 
-// stopError is why an operation has to end; nil: for nothing in the state.
+// stopError returns why an operation has to end, or nil if the state has no reason.
 func stopError(st uint32) error {
 	switch {
-	case st&stTaken != 0: // first: a late call finds the session closed as well
+	case st&stTaken != 0: // first, as a late call finds the session closed as well
 		return ErrTaken
 	case st&stClosed != 0:
 		return ErrClosed
@@ -203,10 +203,10 @@ func stopError(st uint32) error {
 	return nil
 }
 
-// outcome is what a Write of size bytes returns that took n and ended with err: ErrCut in the place
-// of ErrTaken, if that has cut it in its middle. Else it is as with TCP on Linux: a writer learns
-// that the peer has closed in order by the reset that its bytes cause, so the first Write that a
-// send buffer takes succeeds; its bytes are lost, and no position counts them. What breaks the
+// outcome returns what a Write of size bytes returns that has taken n and ended with err. If ErrTaken
+// has cut the Write in its middle, that is ErrCut. Otherwise it is as with TCP on Linux. A writer
+// learns that the peer has closed in order by the reset that its bytes cause: so the first Write that a
+// send buffer takes succeeds; its bytes are lost, and no position counts them. An error that breaks the
 // connection is returned once, by Write or Read. Everything later is EPIPE.
 func (w *writing) outcome(n, size int, err error) (int, error) {
 	if err != nil && err != ErrTaken && w.wr.state.Load()&(stClosed|stInterrupted) == 0 {
@@ -232,8 +232,8 @@ func (w *writing) outcome(n, size int, err error) (int, error) {
 	return n, err
 }
 
-// unaware reports whether err is nothing but that the peer has closed in order, and this end
-// has not found that.
+// unaware reports whether err is only that the peer has closed in order, and this end has not found
+// that yet.
 func (w *writing) unaware(err error) bool {
 	return errors.Is(err, syscall.EPIPE) && w.failure.Load() == nil && !w.told.Load()
 }

@@ -6,26 +6,26 @@ import (
 	"strings"
 )
 
-// arguments are those of a go command, taken apart as far as needed.
+// arguments are the arguments of a go command, parsed as far as necessary.
 type arguments struct {
 	command  string
-	flags    []string // as they came, before the packages
+	flags    []string // in their order, before the packages
 	values   map[string]string
 	packages []string // or files
-	after    []string // what comes behind: for the program or the test
+	after    []string // arguments after the packages: for the program or the test
 }
 
-// boolFlags are the flags without a value in an argument of its own.
+// boolFlags are the flags that take no further argument as their value.
 var boolFlags = strings.Fields("a asan artifacts benchmem buildvcs c cover failfast fullpath i json linkshared modcacherw msan n race short trimpath v work x")
 
-// valueFlags are the others of go. (A test may have more.)
+// valueFlags are go's other flags. (A test may have more.)
 var valueFlags = strings.Fields(`C asmflags buildmode compiler covermode coverpkg exec gccgoflags gcflags
 	installsuffix ldflags mod modfile o outputdir overlay p pgo pkgdir tags toolexec
 	bench benchtime blockprofile blockprofilerate count coverprofile cpu cpuprofile fuzz fuzzcachedir
 	fuzzminimizetime fuzztime list memprofile memprofilerate mutexprofile mutexprofilefraction
 	parallel run shuffle skip timeout trace vet`)
 
-// parseArguments takes the arguments of a command apart.
+// parseArguments parses the arguments of a command.
 func parseArguments(command string, args []string) (arguments, error) {
 	a := arguments{command: command, values: make(map[string]string)}
 	i := 0
@@ -48,7 +48,7 @@ flags:
 			}
 			value, n = args[i+1], 2
 		case command == "test":
-			break flags // the test's own: no packages come behind it
+			break flags // the test's own flags: no packages follow
 		}
 		a.values[known] = value
 		switch known {
@@ -58,7 +58,7 @@ flags:
 			}
 		}
 		switch known {
-		case "overlay": // becomes part of this one's
+		case "overlay": // becomes part of this command's overlay
 		case "modfile":
 			return a, fmt.Errorf("-modfile does not go together with the workspace by which the library is linked: put its contents into go.mod")
 		default:
@@ -87,7 +87,7 @@ flags:
 	return a, nil
 }
 
-// rest returns the arguments that go is given.
+// rest returns the arguments for go.
 func (a arguments) rest() []string {
 	return slices.Concat(a.flags, a.packages, a.after)
 }

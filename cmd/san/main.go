@@ -1,6 +1,5 @@
-// San builds Go programs whose TCP connections move to a SAN, from sources that do not mention
-// it: see "san help". It puts package san beneath package net by an overlay of files: see
-// docs/BUILD.md.
+// San builds Go programs whose TCP connections move to a SAN, from sources that do not mention it: see
+// "san help". It puts package san beneath package net by an overlay of files: see docs/BUILD.md.
 //
 //	patch.go      the edits of packages net and syscall
 //	toolchain.go  the edited files, for the Go that the program is built with
@@ -32,7 +31,7 @@ Its library's source is taken from SAN_SOURCE, a directory, if that is set.
 docs/BUILD.md has the rest.
 `
 
-// Exit codes of the process, where it is not go's.
+// Exit codes of the process, other than go's.
 const (
 	exitFailed = 1
 	exitUsage  = 2
@@ -80,7 +79,7 @@ func run(std stdio, args []string) int {
 	return 0
 }
 
-// runGo has go execute a command with the overlay.
+// runGo runs a go command with the overlay.
 func runGo(std stdio, command string, args []string) error {
 	b, err := prepare(std, command, args)
 	if err != nil {
@@ -92,7 +91,7 @@ func runGo(std stdio, command string, args []string) error {
 	return cmd.Run()
 }
 
-// printEnv prints what a shell is to evaluate, for go to build the packages so.
+// printEnv prints shell assignments with which go builds the packages like this command.
 func printEnv(std stdio, args []string) error {
 	if len(args) == 0 {
 		args = []string{"./..."}

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// listed is what "go list" prints of a package.
+// listed is what "go list" prints about a package.
 type listed struct {
 	dir, name string
 	tests     bool
@@ -35,15 +35,15 @@ func (b *builder) list() (all []listed, err error) {
 	for line := range strings.Lines(string(out)) {
 		f := strings.Split(strings.TrimRight(line, "\n"), "\t")
 		if len(f) != 5 || f[0] == "" || f[1] == "" {
-			continue // go prints what is amiss with it
+			continue // go prints what is wrong with it
 		}
 		all = append(all, listed{dir: f[0], name: f[1], tests: f[2] != "00", expvar: f[3] != ""})
 	}
 	return all, nil
 }
 
-// addImports has the packages link the library: each program, or in tests the tests of each
-// package, by a file beside theirs.
+// addImports makes each program, or with tests the tests of each package, link the library, by a file
+// beside the package's files.
 func (b *builder) addImports(replace map[string]string, wd string) error {
 	packages, err := b.list()
 	if err != nil {
@@ -73,7 +73,7 @@ func (b *builder) addImports(replace map[string]string, wd string) error {
 			return err
 		}
 		replace[filepath.Join(p.dir, file)] = by
-		if files := b.args.packages; len(files) > 0 && strings.HasSuffix(files[0], ".go") { // of one package
+		if files := b.args.packages; len(files) > 0 && strings.HasSuffix(files[0], ".go") { // files of one package
 			b.args.packages = append(slices.Clip(files), filepath.Join(filepath.Dir(files[0]), file))
 		}
 	}

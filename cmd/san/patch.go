@@ -17,11 +17,11 @@ import (
 	"strings"
 )
 
-// edits are what becomes of a package of the standard library.
+// edits are the changes to a package of the standard library.
 type edits struct {
 	pkg     string
-	added   []byte              // the file that it gets, with what is renamed in its own files
-	renames map[string][]string // the functions that the added file replaces: by file, as they are to be declared
+	added   []byte              // the file that is added, together with renamed functions of the package's own files
+	renames map[string][]string // the functions that the added file replaces, by file, and their expected declarations
 }
 
 var (
@@ -36,13 +36,13 @@ var (
 	}}
 )
 
-// addedName is the name of that file, and of those that packages get to link the library.
+// addedName is the name of the added file, and of the files by which packages link the library.
 const addedName = "zz_san_overlay.go"
 
-// own is put before the names of a package's own functions, which the added ones call.
+// own is the prefix of a package's own functions after renaming, which the added file calls.
 const own = "sanPlain"
 
-// renamed are package net's.
+// renamed are package net's renamed functions.
 var renamed = map[string][]string{
 	"file_posix.go": {
 		"func fileListener(f *os.File) (Listener, error)",
@@ -74,7 +74,8 @@ var renamed = map[string][]string{
 	},
 }
 
-// fields are what structs of package net get: by file and struct, which must be as expected.
+// fields are the fields that structs of package net get, by file and struct, with the struct's expected
+// declaration.
 var fields = map[string]map[string]field{
 	"tcpsock.go": {
 		"TCPConn":     {"struct { conn }", "sanConn"},
@@ -84,9 +85,9 @@ var fields = map[string]map[string]field{
 
 type field struct{ expected, added string }
 
-// methods are those that package net gives these types, with what becomes of them: "renamed",
-// "added" beside (it is the embedded conn's), or "plain", which acts on the descriptor or calls
-// another of them. One that is not here could reach a connection's descriptor unnoticed.
+// methods are the methods that package net gives these types, and what is done with each: "renamed";
+// "added" (a method of the embedded conn); or "plain", which works on the descriptor or calls another
+// of them. A method that is not in this list could reach a connection's descriptor unnoticed.
 var methods = map[string]map[string]string{
 	"conn": {
 		"Read": "added", "Write": "added", "Close": "added", "writeBuffers": "added", "File": "added",
@@ -107,7 +108,7 @@ var methods = map[string]map[string]string{
 	},
 }
 
-// others are the functions without such a receiver that use TCPConn.
+// others are the functions that use TCPConn without having such a receiver.
 var others = []string{
 	"(*Dialer).DialTCP", "(*sysDialer).dialMPTCP", "(*sysDialer).dialTCP", "(*sysDialer).doDialTCP",
 	"(*sysDialer).doDialTCPProto", "(*sysDialer).dialSingle", "(*sysListener).listenMPTCP",
@@ -115,7 +116,7 @@ var others = []string{
 	"fileConn", "fileListener", "genericReadFrom", "genericWriteTo", "newTCPConn", "spliceFrom",
 }
 
-// shapeError is that a package is not as it was when these edits were written.
+// shapeError reports that a package is not as it was when these edits were written.
 type shapeError struct{ file, name, expected, found string }
 
 func (e shapeError) Error() string {
@@ -123,7 +124,7 @@ func (e shapeError) Error() string {
 		"This san does not know this version of Go; a newer one may", e.file, e.name, e.expected, e.found)
 }
 
-// patch returns the files of the package in a directory that differ, by name.
+// patch returns the changed files of the package in a directory, by name.
 func (e edits) patch(dir, goarch string) (map[string][]byte, error) {
 	p := patcher{edits: e, fset: token.NewFileSet(), files: make(map[string]*ast.File)}
 	if err := p.parse(dir, goarch); err != nil {
@@ -160,7 +161,7 @@ type patcher struct {
 	files map[string]*ast.File
 }
 
-// parse parses those that are part of the package on Linux.
+// parse parses the files that are part of the package on Linux.
 func (p *patcher) parse(dir, goarch string) error {
 	ctx := build.Default
 	ctx.GOOS, ctx.GOARCH, ctx.CgoEnabled = "linux", goarch, true
@@ -190,9 +191,10 @@ func (p *patcher) parse(dir, goarch string) error {
 	return nil
 }
 
-// checkAll looks for what is not known, and could get at a descriptor or be in the way.
+// checkAll searches for declarations that are not known, and could reach a descriptor or conflict with
+// the edits.
 func (p *patcher) checkAll() error {
-	known := make(map[string]bool) // methods that are there
+	known := make(map[string]bool) // methods that were found
 	for _, name := range slices.Sorted(maps.Keys(p.files)) {
 		for _, decl := range p.files[name].Decls {
 			f, ok := decl.(*ast.FuncDecl)
@@ -285,7 +287,7 @@ func (p *patcher) keyLiterals() error {
 	return nil
 }
 
-// renameAll renames what the added file replaces.
+// renameAll renames the functions that the added file replaces.
 func (p *patcher) renameAll() error {
 	for file, all := range p.renames {
 		for _, expected := range all {
@@ -336,7 +338,7 @@ func (p *patcher) text(n ast.Node) string {
 	return strings.NewReplacer("{; ", "{ ", "; }", " }", "struct{", "struct {").Replace(text)
 }
 
-// receiver returns the name of the type of which f is a method, or "".
+// receiver returns the name of the type that f is a method of, or "".
 func receiver(f *ast.FuncDecl) string {
 	if f.Recv == nil {
 		return ""

@@ -11,26 +11,26 @@ import (
 	"strings"
 )
 
-// goEnv is what "go env" prints of where the program is built.
+// goEnv is what "go env" prints in the directory in which the program is built.
 type goEnv struct {
 	GOARCH, GOFLAGS, GOMOD, GOMODCACHE, GOOS, GOROOT, GOVERSION, GOWORK string
 }
 
-// builder is a go command that is to be run, with what it needs.
+// builder is a go command to be run, with what it needs.
 type builder struct {
 	std  stdio
 	args arguments
 	env  goEnv
 	toolchain
-	dir      string   // of what is written for this program
+	dir      string   // for files that are written for this program
 	gowork   string   // its workspace
 	work     work     // its content
-	linkWork string   // that of the library alone
+	linkWork string   // the workspace of the library alone
 	flags    []string // besides the overlay
-	overlay  string   // the file
+	overlay  string   // the overlay file
 }
 
-// prepare writes what go needs for a command.
+// prepare writes the files that go needs for a command.
 func prepare(std stdio, command string, args []string) (*builder, error) {
 	a, err := parseArguments(command, args)
 	if err != nil {
@@ -105,13 +105,13 @@ func (b *builder) readEnv() error {
 	if err := json.Unmarshal(out, &b.env); err != nil {
 		return err
 	}
-	if b.env.GOWORK == "off" { // go's word where a go.work is not to be used
+	if b.env.GOWORK == "off" { // go's word for no go.work
 		b.env.GOWORK = ""
 	}
 	return nil
 }
 
-// variables are what has to be set for go.
+// variables returns the environment variables for go.
 func (b *builder) variables() []string {
 	all := []string{"GOTOOLCHAIN=local", "GOWORK=" + b.gowork}
 	if b.root != b.env.GOROOT {
@@ -120,7 +120,7 @@ func (b *builder) variables() []string {
 	return all
 }
 
-// goCommand is a go command with these variables.
+// goCommand returns a go command with these variables.
 func (b *builder) goCommand(args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(b.root, "bin", "go"), args...)
 	cmd.Env = append(os.Environ(), b.variables()...)
@@ -128,12 +128,12 @@ func (b *builder) goCommand(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// output runs a go command for what it prints.
+// output runs a go command and returns what it prints.
 func (b *builder) output(args ...string) ([]byte, error) {
 	return b.goCommand(args...).Output()
 }
 
-// writeOverlay writes the file that -overlay names, with what the user's own has.
+// writeOverlay writes the file for -overlay, including the content of the user's own.
 func (b *builder) writeOverlay(replace map[string]string) error {
 	if file := b.flag("overlay"); file != "" {
 		var users struct{ Replace map[string]string }
@@ -162,13 +162,13 @@ func (b *builder) writeOverlay(replace map[string]string) error {
 	if err != nil {
 		return err
 	}
-	// By its content: builds of other packages of the program may be under way.
+	// Named by its content: other packages of the program may be built at the same time.
 	key := sha256.Sum256(text)
 	b.overlay = filepath.Join(b.dir, "overlay-"+hex.EncodeToString(key[:6])+".json")
 	return writeFile(b.overlay, append(text, '\n'))
 }
 
-// flag returns the value of one of go's flags, of the command line or of GOFLAGS.
+// flag returns the value of one of go's flags, from the command line or GOFLAGS.
 func (b *builder) flag(name string) string {
 	if value, ok := b.args.values[name]; ok {
 		return value

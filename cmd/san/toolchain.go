@@ -16,19 +16,20 @@ import (
 
 // toolchain is the Go that a program is built with, and its packages net and syscall.
 type toolchain struct {
-	root   string            // where go is, and is to take the standard library from
-	stamp  string            // of the version of Go and the edits
-	edited map[string]string // files by the path of what they replace
+	root   string            // where go is, and takes the standard library from
+	stamp  string            // identifies the version of Go and the edits
+	edited map[string]string // files by the path of the file that each replaces
 }
 
-// cacheDir is where this command keeps what it makes. All of it may be deleted, and is made
-// again.
+// cacheDir returns the directory for files that this command makes. All of them may be deleted, and are
+// made again.
 func cacheDir() (string, error) {
 	dir, err := os.UserCacheDir()
 	return filepath.Join(dir, "san"), err
 }
 
-// newToolchain edits these packages, and keeps the result by the version of Go and its content.
+// newToolchain edits these packages, and keeps the result under the version of Go and the result's
+// content.
 func newToolchain(std stdio, env *goEnv, cache string) (t toolchain, err error) {
 	if version.Compare(strings.Fields(env.GOVERSION)[0], oldestGo) < 0 {
 		return t, fmt.Errorf("the program is built with %s, and the library needs %s: GOTOOLCHAIN=%s.0 or later has go use that",
@@ -65,7 +66,7 @@ func newToolchain(std stdio, env *goEnv, cache string) (t toolchain, err error) 
 // oldestGo is the older of the two versions that are supported.
 const oldestGo = "go1.25"
 
-// stampOf returns a name for edited files that is part of an import path.
+// stampOf returns a name for edited files that can be part of an import path.
 func stampOf(goversion string, files map[string][]byte) string {
 	h := sha256.New()
 	for _, name := range slices.Sorted(maps.Keys(files)) {
@@ -82,10 +83,10 @@ func isBelow(path, dir string) bool {
 	return err == nil && dir != "" && filepath.IsLocal(rel)
 }
 
-// outside returns a GOROOT that is the same as one in the module cache, whose files go does not
-// let an overlay replace: a directory of symbolic links.
+// outside returns a GOROOT equal to one in the module cache, whose files go does not let an overlay
+// replace: a directory of symbolic links.
 func outside(log io.Writer, root, cache string) (string, error) {
-	sum := sha256.Sum256([]byte(root)) // another module cache has another of the same name
+	sum := sha256.Sum256([]byte(root)) // another module cache may have one of the same name
 	dir := filepath.Join(cache, "goroot", fmt.Sprintf("%s-%x", filepath.Base(root), sum[:4]))
 	entries, err := os.ReadDir(root)
 	if err != nil {
@@ -108,8 +109,7 @@ func outside(log io.Writer, root, cache string) (string, error) {
 	return dir, nil
 }
 
-// writeFile writes a file unless it is as it should be. Other processes find all of it or
-// nothing.
+// writeFile writes a file unless it has this content already. Other processes see all of it or nothing.
 func writeFile(name string, text []byte) error {
 	if is, err := os.ReadFile(name); err == nil && string(is) == string(text) {
 		return nil
@@ -135,5 +135,5 @@ func writeFile(name string, text []byte) error {
 	return err
 }
 
-// umask: others may not change what is cached, nor put another file in its place.
+// umask keeps others from changing cached files, or replacing them.
 const umask = 0o022

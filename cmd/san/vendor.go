@@ -25,8 +25,8 @@ func (b *builder) vendorDir() string {
 	return ""
 }
 
-// addVendor has the program's workspace take the modules of a vendor directory from there. The
-// library's own dependencies are not taken from there: they may be too old, and incomplete.
+// addVendor makes the program's workspace take the modules of a vendor directory from there, except the
+// library's own dependencies, which may be too old and incomplete there.
 func (w *work) addVendor(b *builder, dir string, replace map[string]string) error {
 	text, err := os.ReadFile(filepath.Join(dir, "modules.txt"))
 	if err != nil {
@@ -40,7 +40,7 @@ func (w *work) addVendor(b *builder, dir string, replace map[string]string) erro
 		if own[m.path] {
 			continue
 		}
-		// Outside of a workspace, a program's go.mod need not name all of them.
+		// Outside a workspace, a program's go.mod need not name all of them.
 		w.require = append(w.require, m.path+" "+m.version)
 		w.lines = append(w.lines, fmt.Sprintf("replace %s => %q", m.path, filepath.Join(dir, m.path)))
 		mod := fmt.Sprintf("module %s\n\ngo %s\n", m.path, m.goLine)
@@ -53,7 +53,7 @@ func (w *work) addVendor(b *builder, dir string, replace map[string]string) erro
 	return nil
 }
 
-// parseVendored returns the modules of which packages are in a vendor directory.
+// parseVendored returns the modules that have packages in a vendor directory.
 func parseVendored(modulesTxt string) (all []vendored) {
 	var m vendored
 	for line := range strings.Lines(modulesTxt) {
@@ -65,19 +65,19 @@ func parseVendored(modulesTxt string) (all []vendored) {
 			}
 		case strings.HasPrefix(line, "# "):
 			f := strings.Fields(line)
-			m = vendored{goLine: "1.16"} // as for go
+			m = vendored{goLine: "1.16"} // go's default
 			if len(f) > 2 && f[2] != "=>" {
 				m.path, m.version = f[1], f[2]
 			}
 		case line != "" && m.path != "":
 			all = append(all, m)
-			m.path = "" // once
+			m.path = "" // each module once
 		}
 	}
 	return all
 }
 
-// ownModules are the modules that the library is made of.
+// ownModules returns the modules that the library is made of.
 func (b *builder) ownModules() (map[string]bool, error) {
 	cmd := b.goCommand("list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", b.linkPath())
 	cmd.Dir = filepath.Join(b.dir, "link")

@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// printVersions prints how binaries were built. It is an error if one of them was not so.
+// printVersions prints how binaries were built. It is an error if one of them was not built by this
+// command.
 func printVersions(w io.Writer, files []string) error {
 	if len(files) == 0 {
 		return errors.New("version: no binaries are named")
@@ -32,7 +33,7 @@ func printVersions(w io.Writer, files []string) error {
 	return failed
 }
 
-// stampIn returns the stamp of a binary, and the version of its library; "": it has none.
+// stampIn returns the stamp of a binary, or "", and the version of its library.
 func stampIn(info *debug.BuildInfo) (stamp, lib string) {
 	for _, m := range info.Deps {
 		if s, ok := strings.CutPrefix(m.Path, linkPrefix); ok {

@@ -15,12 +15,12 @@ import (
 	"strings"
 )
 
-// modulePath is the library's.
+// modulePath is the library's module path.
 const modulePath = "github.com/sanconn/san"
 
 // library is where the library comes from.
 type library struct {
-	version string // of a release
+	version string // the version of a release
 	source  string // or the directory of its source
 }
 
@@ -54,13 +54,13 @@ func isLibrary(dir string) bool {
 	return err == nil && strings.HasPrefix(string(text), "module "+modulePath+"\n")
 }
 
-// linkPath is the path of a module, and of the package in it, which requires the library and
-// links it. Its last element is the stamp: so a binary's list of modules shows how it was built.
+// linkPath returns the path of a module, and of the package in it, which requires the library and links
+// it. Its last element is the stamp, so that a binary's list of modules shows how it was built.
 func (b *builder) linkPath() string { return linkPrefix + b.stamp }
 
 const linkPrefix = modulePath + "/overlay/"
 
-// linkFile imports what a program gets.
+// linkFile returns the source of a file that links the library into a program.
 func linkFile(counters bool) string {
 	text := "package link\n\nimport _ \"" + modulePath + "/overlay\"\n"
 	if counters {
@@ -69,8 +69,8 @@ func linkFile(counters bool) string {
 	return text
 }
 
-// makeWorkspace has go build the program in a workspace of its modules and one more, which
-// requires the library. So the program's own go.mod, go.sum and go line remain as they are.
+// makeWorkspace makes go build the program in a workspace of its modules and one more, which requires
+// the library. So the program's own go.mod, go.sum and go line stay as they are.
 func (b *builder) makeWorkspace(lib library, replace map[string]string) error {
 	w := work{use: []string{filepath.Join(b.dir, "link")}, goLine: libraryGo}
 	if lib.source != "" {
@@ -86,7 +86,7 @@ func (b *builder) makeWorkspace(lib library, replace map[string]string) error {
 		if err = b.makeLibraryWork(lib, w); err == nil {
 			err = w.addVendor(b, vendor, replace)
 		}
-		// What is vendored is in the workspace now.
+		// The vendored modules are in the workspace now.
 		b.args.flags = dropFlag(b.args.flags, "mod")
 		b.flags = append(b.flags, "-mod=readonly")
 		fallthrough
@@ -108,12 +108,12 @@ func (b *builder) makeWorkspace(lib library, replace map[string]string) error {
 	return writeFile(b.gowork, w.text())
 }
 
-// ambiguous is what go prints of a package that two modules have.
+// ambiguous matches what go prints about a package that two modules have.
 var ambiguous = regexp.MustCompile(`found package \S+ in multiple modules:((?:\n\t\S+ \S+ \(.*\))+)`)
 
-// leaveOut has the workspace do without modules that make imports ambiguous, and that the
-// program's go.mod does not list: in a workspace, go looks at more of the module graph than
-// for the program alone. It reports whether there were any.
+// leaveOut removes from the workspace modules that make imports ambiguous and that the program's go.mod
+// does not list: in a workspace, go reads more of the module graph than for the program alone. It
+// reports whether there were any.
 func (b *builder) leaveOut(errs string) (bool, error) {
 	if b.env.GOWORK != "" {
 		return false, nil
@@ -144,7 +144,7 @@ func (b *builder) makeLibraryWork(lib library, w work) error {
 	return b.makeLink(lib, nil)
 }
 
-// libraryGo is the go line of the library's go.mod at least.
+// libraryGo is a version that is no older than the go line of the library's go.mod.
 const libraryGo = "1.25.0"
 
 // makeLink writes the module that links the library.
@@ -153,7 +153,7 @@ func (b *builder) makeLink(lib library, more []string) error {
 	var sums []byte
 	if lib.source != "" {
 		require = "v0.0.0"
-		sums, _ = os.ReadFile(filepath.Join(lib.source, "go.sum")) // else go fetches them
+		sums, _ = os.ReadFile(filepath.Join(lib.source, "go.sum")) // without it go fetches the sums
 	}
 	mod := fmt.Sprintf("module %s\n\ngo %s\n\nrequire %s %s\n", b.linkPath(), libraryGo, modulePath, require)
 	for _, r := range more {
@@ -181,8 +181,8 @@ type work struct {
 	goLine  string
 	use     []string
 	godebug []godebug
-	lines   []string // replacements
-	require []string // by the module that links the library
+	lines   []string // replace directives
+	require []string // for the module that links the library
 
 	known map[string]bool // modules that the program's go.mod requires
 }
@@ -193,7 +193,7 @@ type module struct{ Path, Version string }
 
 type replacement struct{ Old, New module }
 
-// text returns the file.
+// text returns the content of the go.work file.
 func (w *work) text() []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "go %s\n\n", w.goLine)
@@ -209,12 +209,12 @@ func (w *work) text() []byte {
 	return b.Bytes()
 }
 
-// setGo has the program keep its go line's GODEBUG, while the workspace has the
-// library's if that is newer.
+// setGo keeps the GODEBUG of the program's go line, while the workspace has the library's go line if
+// that is newer.
 func (w *work) setGo(line string, settings []godebug) {
 	w.godebug = settings
 	if line == "" {
-		line = "1.16" // as for go
+		line = "1.16" // go's default
 	}
 	if version.Compare("go"+line, "go"+libraryGo) >= 0 {
 		w.goLine = line
@@ -231,7 +231,7 @@ func (w *work) setGo(line string, settings []godebug) {
 // majorOf returns 1.N of a go line.
 func majorOf(line string) string { return strings.TrimPrefix(version.Lang("go"+line), "go") }
 
-// addModule adds a module that is no part of a workspace.
+// addModule adds a module that is not part of a workspace.
 func (w *work) addModule(b *builder, gomod string) error {
 	var mod struct {
 		Go      string
@@ -250,7 +250,7 @@ func (w *work) addModule(b *builder, gomod string) error {
 	return nil
 }
 
-// addWorkspace adds all of a workspace that there is.
+// addWorkspace adds everything that a workspace has.
 func (w *work) addWorkspace(b *builder, gowork string) error {
 	var is struct {
 		Go      string
@@ -274,7 +274,7 @@ func (w *work) addWorkspace(b *builder, gowork string) error {
 	}
 	for _, r := range is.Replace {
 		if r.Old.Path == modulePath {
-			continue // this command's own is used
+			continue // this command's own is used instead
 		}
 		if r.New.Version == "" {
 			r.New.Path = absolute(r.New.Path)
@@ -290,7 +290,7 @@ func (w *work) addWorkspace(b *builder, gowork string) error {
 	return nil
 }
 
-// readMod reads what go prints of a go.mod or go.work.
+// readMod reads what go prints about a go.mod or go.work.
 func (b *builder) readMod(into any, args ...string) error {
 	cmd := b.goCommand(args...)
 	cmd.Env = append(cmd.Env, "GOWORK=off", "GOFLAGS=")

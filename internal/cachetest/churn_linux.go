@@ -28,27 +28,24 @@ type Device interface {
 	Send(r *regcache.Region, b []byte) ([]byte, error)
 }
 
-// The cache's budget: small enough that regions are evicted, also at the pace of an emulated
-// device.
+// The cache's budget: so small that regions are evicted, even at the pace of an emulated device.
 const (
 	churnBytes   = 16 << 20
 	churnEntries = 16
 )
 
-// A Churn does to memory what programs and the runtime do to it, from several
-// goroutines, and registers it all the while: buffers that are written, used
-// again and dropped; garbage collection, and its memory given back to the
-// system; mappings unmapped, moved and mapped again; stacks that grow; child
-// processes; GOMAXPROCS from 1 to 4, GOGC from off to 1. Every region that the
-// cache returns is compared with the physical pages, and with what the device reads.
+// A Churn does to memory what programs and the runtime do to it, from several goroutines, and registers
+// it all the while: buffers that are written, used again and dropped; garbage collection, whose memory
+// is given back to the system; mappings that are unmapped, moved and mapped again; stacks that grow;
+// child processes; GOMAXPROCS from 1 to 4, GOGC from off to 1. Every region that the cache returns is
+// compared with the physical pages, and with what the device reads.
 type Churn struct {
-	// Duration is how long it takes, at least: on a busy machine it goes on
-	// until everything has happened. 0 means the value of SAN_TEST_CHURN, 3 s
-	// without.
+	// Duration is the least time that it takes; on a busy machine it goes on until everything has
+	// happened. 0 means the value of SAN_TEST_CHURN, or 3 s.
 	Duration time.Duration
 
-	// UntilStale ends the churn at the first stale use, which is what is
-	// looked for then; otherwise it is an error.
+	// UntilStale ends the churn at the first stale use, which then is the aim; otherwise a stale use is
+	// an error.
 	UntilStale bool
 
 	t      *testing.T
@@ -59,8 +56,8 @@ type Churn struct {
 	uses, stale, unknown atomic.Int64
 }
 
-// NewChurn returns a churn on a device, through a cache that the end of the test closes. A
-// budget in config is replaced. It needs CAP_SYS_ADMIN, to see physical pages.
+// NewChurn returns a churn on a device, through a cache that is closed at the end of the test. It
+// replaces a budget in config. It needs CAP_SYS_ADMIN, to see physical pages.
 func NewChurn(t *testing.T, device Device, config regcache.Config) *Churn {
 	t.Helper()
 	config.Budget = regcache.NewBudget(churnBytes, churnEntries)
@@ -147,7 +144,7 @@ func (ch *Churn) covered() bool {
 		s.Invalidated[regcache.ObjectDied] != 0 && s.Invalidated[regcache.RangeWithdrawn] != 0 && s.Invalidated[regcache.MappingChanged] != 0
 }
 
-// disturb changes what concerns the whole process.
+// disturb changes settings of the whole process.
 func (ch *Churn) disturb(random *rand.Rand) {
 	for !ch.over() {
 		switch random.IntN(12) {
@@ -169,7 +166,7 @@ func (ch *Churn) disturb(random *rand.Rand) {
 	}
 }
 
-// The sizes recur, so that addresses do.
+// The sizes are few, so that addresses recur.
 var churnSizes = []int{4 << 10, 20_000, 32 << 10, 64 << 10, 100_000, 256 << 10, 1 << 20}
 
 func (ch *Churn) worker(random *rand.Rand) {
@@ -265,8 +262,7 @@ func hide(p unsafe.Pointer) unsafe.Pointer {
 
 func addressOf(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
 
-// mapping maps memory, declares or watches it, uses it, and puts other memory
-// there.
+// mapping maps memory, declares or watches it, uses it, and puts other memory at its addresses.
 func (ch *Churn) mapping(random *rand.Rand) {
 	const size = 256 << 10
 	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)

@@ -21,13 +21,13 @@ func (Nobody) Holds() bool               { return false }
 func (Nobody) Moved(string)              {}
 func (Nobody) Left(error)                {}
 
-// Propose proposes to the other end of c to move to a session over an endpoint, which it owns from
-// now on; hello names the connection.
+// Propose proposes to the other end of c to move to a session over an endpoint, which c owns from now
+// on; hello names the connection.
 func Propose(ctx context.Context, c *sanconn.Conn, ep session.Endpoint, cfg session.Config, hello []byte) error {
 	handle := newconn.HandleOf(c)
 	notes := handle.Notes()
 	var s *session.Session
-	cfg.OnNote = func(note []byte) { notes(s, note) } // there is none before Negotiate
+	cfg.OnNote = func(note []byte) { notes(s, note) } // no note comes before Negotiate
 	s = session.New(ep, cfg)
 	err := handle.Propose(ctx, s, hello, func(answer []byte) error {
 		if len(answer) != 1 || answer[0] != moves {
@@ -41,7 +41,7 @@ func Propose(ctx context.Context, c *sanconn.Conn, ep session.Endpoint, cfg sess
 	return err
 }
 
-// ErrRefused: the acceptor does not move.
+// ErrRefused: the acceptor does not move the connection.
 var ErrRefused = errors.New("connpair: the acceptor stays on TCP")
 
 // The acceptor's answers.
@@ -50,7 +50,7 @@ const (
 	moves = 1
 )
 
-// Accept takes a proposal by an endpoint, which it owns from now on, for the connection that find
+// Accept handles a proposal over an endpoint, which it owns from now on, for the connection that find
 // returns.
 func Accept(ctx context.Context, ep session.Endpoint, cfg session.Config, find func(hello []byte) *sanconn.Conn) error {
 	t := &taker{find: find, decided: make(chan error, 1)}
@@ -72,7 +72,7 @@ func Accept(ctx context.Context, ep session.Endpoint, cfg session.Config, find f
 	return err
 }
 
-// taker takes a session's notes.
+// taker handles a session's notes.
 type taker struct {
 	find    func([]byte) *sanconn.Conn
 	session *session.Session
@@ -90,7 +90,7 @@ func (t *taker) note(note []byte) {
 		t.decided <- errors.New("connpair: no proposal")
 	default:
 		c := t.find(note[1:])
-		t.find = nil // it would keep the connection alive
+		t.find = nil // find would keep the connection alive
 		if c == nil {
 			t.decided <- errors.New("connpair: a proposal for no connection")
 			return

@@ -1,8 +1,7 @@
-// Package endpointtest is the contract of session.Endpoint as tests. Every
-// provider runs it against itself, as every net.Conn runs nettest: what holds
-// for one provider then holds for all, and the session relies on one
-// contract instead of many devices. It requires nothing that the Limits do not
-// promise. It is imported by tests only.
+// Package endpointtest is the contract of session.Endpoint as tests. Every provider runs it against
+// itself, as every net.Conn runs nettest: what holds for one provider then holds for all, and the
+// session relies on one contract instead of many devices. It requires nothing that the Limits do not
+// promise. Only tests import it.
 package endpointtest
 
 import (
@@ -16,8 +15,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Maker makes two connected endpoints that were not started. stop gives back
-// what the maker itself holds; the tests close the endpoints before.
+// Maker makes two connected endpoints that were not started. stop releases what the maker itself holds;
+// the tests close the endpoints before.
 type Maker func() (a, b session.Endpoint, stop func(), err error)
 
 // Run checks the contract. Lacks names what the device beneath is known to let
@@ -87,7 +86,7 @@ func both(f func(*testing.T, Maker, direction), d direction) func(*testing.T, Ma
 	return func(t *testing.T, mk Maker) { f(t, mk, d) }
 }
 
-// patience bounds every wait. It is no target: whatever takes as long hangs.
+// patience bounds every wait. Nothing should take that long, so it means a hang.
 const patience = 20 * time.Second
 
 // end is an endpoint with what a session would add: credits, and a way to
@@ -99,8 +98,8 @@ type end struct {
 	recv, send chan struct{} // woken for
 	peer       *end
 
-	// credits are the peer's receive buffers that are left. They are not
-	// sent: both ends are in this process.
+	// credits are the peer's receive buffers that are left. They are not sent, because both ends are in
+	// this process.
 	credits  atomic.Int64
 	credited chan struct{}
 	done     []session.Event // completions that message met on its way
@@ -170,7 +169,7 @@ func (e *end) rouse(c chan struct{}) {
 	}
 }
 
-// sleep waits as a session does, which leaves it to an endpoint that is a Sleeper.
+// sleep waits as a session does; if the endpoint is a Sleeper, its Sleep waits.
 func (e *end) sleep(c chan struct{}, what string) error {
 	s, is := e.Endpoint.(session.Sleeper)
 	if !is {
@@ -228,7 +227,7 @@ func (e *end) credit(control bool) error {
 	return nil
 }
 
-// keepCredit gives back what credit took for a message that was not sent.
+// keepCredit returns what credit took, for a message that was not sent.
 func (e *end) keepCredit() { e.credits.Add(1) }
 
 func (e *end) giveCredit() {
@@ -274,8 +273,8 @@ func (e *end) awaitRoom(reserve func() []byte) ([]byte, error) {
 	}
 }
 
-// post sends data message number seq, of size bytes or of as many as there is room
-// for, but minMessage at least.
+// post sends data message number seq, of size bytes or as many as there is room for, but at least
+// minMessage.
 func (e *end) post(seq uint64, size int) error {
 	if err := e.credit(false); err != nil {
 		return err

@@ -13,8 +13,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// direction is one of the two ways to move remote memory. In all tests a is
-// the end that reads or writes, b the end that exposes.
+// direction is one of the two ways to move remote memory. In all tests a is the end that reads or
+// writes, and b the end that exposes.
 type direction struct {
 	kind   session.EventKind
 	rights session.Rights // that it needs
@@ -33,8 +33,8 @@ var (
 		}, nil}
 )
 
-// expose makes memory accessible and sends it to the peer, as a session does: what is
-// committed afterwards is what a provider may order the access by.
+// expose makes memory accessible and sends its descriptor to the peer, as a session does: a provider
+// may order the access by what is committed afterwards.
 func (e *end) expose(b []byte, rights session.Rights) (session.Descriptor, error) {
 	d, err := e.mem.Expose(b, rights)
 	if err == nil {
@@ -101,9 +101,9 @@ func (d direction) complete(e *end, id uint32) (session.Event, error) {
 	return ev, err
 }
 
-// arrived waits until what has completed is there. A write may be complete when
-// the network has its bytes (iWARP): they are in the peer's memory once it sees a
-// message that was committed later, which is what a session relies on.
+// arrived waits until what has completed is in the peer's memory. On iWARP a write may complete when
+// the network has its bytes: they are in the peer's memory once it has a message that was committed
+// later, on which a session relies.
 func (d direction) arrived(e *end) error {
 	if d.kind != session.WriteDone {
 		return nil
@@ -114,8 +114,7 @@ func (d direction) arrived(e *end) error {
 	return e.peer.expect(0)
 }
 
-// margin lies on both sides of what is exposed or moved, and has to stay as it
-// was.
+// margin is on both sides of what is exposed or moved, and must not change.
 const margin = 64
 
 // framed is memory with a margin.
@@ -127,7 +126,7 @@ func frame(n int, seed uint64) framed {
 	return framed{all, all[margin : margin+n : margin+n]}
 }
 
-// untouched compares the margins with what the seed gave.
+// untouched checks that the margins have the seed's bytes.
 func (f framed) untouched(seed uint64) error {
 	want := frame(len(f.in), seed).all
 	end := margin + len(f.in)
@@ -137,7 +136,7 @@ func (f framed) untouched(seed uint64) error {
 	return nil
 }
 
-// unchanged compares all of it.
+// unchanged checks that all of it has the seed's bytes.
 func (f framed) unchanged(seed uint64) error {
 	if !bytes.Equal(f.all, frame(len(f.in), seed).all) {
 		return errors.New("bytes have moved")
@@ -226,8 +225,8 @@ func testShort(t *testing.T, mk Maker, d direction) {
 	must(t, local.untouched(32))
 }
 
-// A message behind a write that was started means that its bytes are there: no
-// completion is waited for.
+// If a message follows a write that was started, the bytes of the write are there when it comes,
+// without waiting for the completion.
 func testWriteThenMessage(t *testing.T, mk Maker) {
 	const rounds, slots, size = 300, 8, 20_000
 	a, b := pair(t, mk)
@@ -277,8 +276,7 @@ func testQueue(t *testing.T, mk Maker, d direction) {
 	}
 }
 
-// What a NIC would refuse: each costs the peer an error, at times the
-// connection, never a byte.
+// An access that a NIC would refuse costs the peer an error, at times the connection, but never a byte.
 func testRefused(t *testing.T, mk Maker, d direction) {
 	size := min(4096, mkLimit(t, mk)-1)
 	other := session.RemoteRead | session.RemoteWrite ^ d.rights
@@ -367,8 +365,8 @@ func (d direction) refusedLater(e *end) bool {
 	return broken(err)
 }
 
-// broken reports whether a connection ended by a refusal, or by lack of an answer, as the
-// network may lose the refusal, and its sender answers no more.
+// broken reports whether a connection has ended by a refusal, or for lack of an answer: the network may
+// lose the refusal, and its sender does not answer any more.
 func broken(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ETIMEDOUT)
 }
@@ -459,8 +457,7 @@ func (r *revoking) revoke() error {
 	r.over.Store(true)
 	fill(r.remote.in, 'x')
 	snapshot := bytes.Clone(r.remote.all)
-	// What the peer posts from here on has been refused when
-	// this end has gone through some more of its own life.
+	// What the peer posts from here on is refused once this end has done some more of its own work.
 	for range 50 {
 		var ev session.Event
 		r.b.Poll(&ev)
@@ -521,8 +518,7 @@ func testExposeTooMuch(t *testing.T, mk Maker) {
 	must(t, b.Err())
 }
 
-// Alloc gives memory up to a budget, of its own each time, that Free gives
-// back, also after Close.
+// Alloc gives other memory each time, up to a budget, and Free gives it back, even after Close.
 func testAlloc(t *testing.T, mk Maker) {
 	const size, tooMuch = 64 << 10, 1 << 30
 	a, _ := pair(t, mk)

@@ -82,7 +82,7 @@ func testMessages(t *testing.T, mk Maker) {
 	}
 }
 
-// Reserve gives room between its bounds; Commit sends as much of it as given.
+// Reserve gives room between its bounds; Commit sends as much of it as it is told to.
 func testReserve(t *testing.T, mk Maker) {
 	a, b := pair(t, mk)
 	largest := a.maxMessage()
@@ -253,8 +253,7 @@ func (e *end) postReserve(t *testing.T, seq uint64) {
 	}
 }
 
-// Kept messages stay as they are, oldest first, however many are dropped
-// behind them.
+// Kept messages stay as they are, oldest first, however many later messages are dropped.
 func testKeepAndDrop(t *testing.T, mk Maker) {
 	const count = 3000
 	a, b := pair(t, mk)
@@ -291,7 +290,7 @@ type keeper struct {
 	kept []uint64
 }
 
-// take releases some of what is kept, and takes the next message.
+// take releases some of the kept messages, and takes the next message.
 func (k *keeper) take(seq uint64) error {
 	for len(k.kept) > 0 && (len(k.kept) > k.most || k.r.IntN(3) == 0) {
 		if err := k.releaseOne(); err != nil {
@@ -314,8 +313,8 @@ func (k *keeper) take(seq uint64) error {
 	return k.checkFront()
 }
 
-// await waits for an event, and releases more meanwhile: a ring may be full of what is
-// kept, or of what was dropped behind it.
+// await waits for an event, and releases more meanwhile: a ring may be full of kept messages, or of
+// messages that were dropped behind these.
 func (k *keeper) await(ev *session.Event) error {
 	for !k.Poll(ev) {
 		if len(k.kept) > 0 {
@@ -385,8 +384,8 @@ func testNoAllocation(t *testing.T, mk Maker) {
 	}
 }
 
-// spinExpect polls until message seq comes, and drops it. It has no bound but
-// that of the test binary: a timer would allocate.
+// spinExpect polls until message seq comes, and drops it. Only the test binary's timeout bounds it: a
+// timer would allocate.
 func (e *end) spinExpect(seq uint64) error {
 	for !e.Poll(&e.event) {
 		if err := e.Err(); err != nil {

@@ -1,4 +1,4 @@
-// Package environment reads what operators set for the whole process.
+// Package environment reads the environment variables that operators set.
 package environment
 
 import (
@@ -17,9 +17,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Values are what operators have set.
+// Values are the values of the variables.
 type Values struct {
-	Providers  []string // that may be used, in order: SAN_PROVIDERS, or all
+	Providers  []string // providers that may be used, in order: SAN_PROVIDERS, or all
 	Disable    session.Feature
 	MoveAtOnce bool   // SAN_MOVE=now
 	ShmDir     string // SAN_SHM_DIR
@@ -27,7 +27,7 @@ type Values struct {
 	tracePath  string // SAN_TRACE
 
 	// Of verbs:
-	Subnets      []netip.Prefix // that it may serve; nil: all
+	Subnets      []netip.Prefix // the peers that may be served; nil: all
 	SharedDomain bool
 	IWARPOffset  int // 0: the default, as for all numbers
 	WithoutCM    bool
@@ -39,8 +39,8 @@ type Values struct {
 	Err error // about the first value that is not understood
 }
 
-// Read reads the environment, which may name these providers, and does what it says for all
-// connections: it sets regcache.DefaultArena's limit, and opens the trace.
+// Read reads the environment, in which providers may be named, and applies what holds for all
+// connections: it sets regcache.DefaultArena's limit and opens the trace.
 func Read(providers []string) *Values {
 	e := parse(os.LookupEnv, providers)
 	if e.arena > 0 {
@@ -75,7 +75,7 @@ func parse(lookup func(string) (string, bool), providers []string) Values {
 	}
 }
 
-// variables reads them, and keeps the error about the first that is not understood.
+// variables looks variables up, and keeps the error about the first one that is not understood.
 type variables struct {
 	lookup func(string) (string, bool)
 	err    error
@@ -131,7 +131,7 @@ func (v *variables) subnets() (list []netip.Prefix) {
 	return list
 }
 
-// word is one of these, "" if the variable is not set.
+// word returns a variable's value, which must be one of known, or "" if it is not set.
 func (v *variables) word(name string, known ...string) string {
 	s := v.text(name)
 	word := strings.ToLower(s)
@@ -141,7 +141,7 @@ func (v *variables) word(name string, known ...string) string {
 	return word
 }
 
-// offset is not 0, which would mean the default.
+// offset returns SAN_IWARP_OFFSET, or 0, the default, if it is not set. A value of 0 is an error.
 func (v *variables) offset() int {
 	n := v.number("SAN_IWARP_OFFSET", -math.MaxUint16, math.MaxUint16)
 	if n == 0 && v.text("SAN_IWARP_OFFSET") != "" {
@@ -150,7 +150,7 @@ func (v *variables) offset() int {
 	return n
 }
 
-// number is one that is 0, which means the default, if the variable is not set.
+// number returns a variable's value, or 0, which means the default, if it is not set.
 func (v *variables) number(name string, least, most int) int {
 	s := v.text(name)
 	if s == "" {
@@ -163,7 +163,7 @@ func (v *variables) number(name string, least, most int) int {
 	return n
 }
 
-// words are those of a comma-separated list, without empty ones.
+// words returns the items of a comma-separated list, without empty ones.
 func (v *variables) words(name string) (words []string) {
 	for w := range strings.SplitSeq(v.text(name), ",") {
 		if w = strings.ToLower(strings.TrimSpace(w)); w != "" {

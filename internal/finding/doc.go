@@ -1,5 +1,5 @@
-// Package finding has the processes of a host that have the two ends of a TCP connection find each
-// other by shared memory: each has names by which it is found for what it accepts on a port, and
-// proposes what it has dialed by the names of others. Which process has the other end is found by that
-// proposal, which is package moving's.
+// Package finding lets the processes that hold the two ends of a TCP connection on one host find each
+// other by shared memory. A process that accepts connections on a port has a name for that port. The
+// process that has dialed a connection proposes the move to the names of other processes. The proposal,
+// which package moving makes, shows which process has the other end.
 package finding

@@ -8,27 +8,27 @@ import (
 	"github.com/sanconn/san/provider/shm"
 )
 
-// hints are what was found out of the processes of a port. They may be of another address, or of a
-// process that has ended.
+// hints is what earlier searches have found out about the processes of a port. A hint may be about
+// another address of the port, or about a process that has ended.
 var hints struct {
 	mu sync.Mutex // guards of
 	of map[Place]*Hint
 }
 
-// mostHints bounds what is remembered; then all is forgotten. A process seldom has so many
+// mostHints bounds the hints. At the bound all of them are forgotten: a process seldom has so many
 // destinations on its host.
 const mostHints = 4096
 
-// Hint is of one port, but for nobodyAt.
+// Hint is about one port, except nobodyAt, which is about one address and port.
 type Hint struct {
-	last   string   // who had the last connection; "": not known
-	user   uint32   // … whose process that is
-	Silent []string // who did not answer in time when asked last; replaced, and never written to
+	last   string   // the name of the process that had the last connection; "": not known
+	user   uint32   // … and that process's user
+	Silent []string // names of processes that did not answer their last proposal in time; replaced as a whole, never changed in place
 
-	nobodyAt time.Time // of a destination: when nobody was found for it
+	nobodyAt time.Time // when a search for this destination last found nobody
 }
 
-// setSilent notes whether one has not answered in time.
+// setSilent notes whether the process with this name failed to answer in time.
 func (h *Hint) setSilent(name string, is bool) {
 	h.Silent = slices.DeleteFunc(slices.Clone(h.Silent), func(s string) bool { return s == name })
 	if is {
@@ -36,7 +36,7 @@ func (h *Hint) setSilent(name string, is bool) {
 	}
 }
 
-// Note changes what is remembered of a place.
+// Note changes the hint of a place.
 func Note(at Place, change func(*Hint)) {
 	hints.mu.Lock()
 	defer hints.mu.Unlock()
@@ -51,7 +51,7 @@ func Note(at Place, change func(*Hint)) {
 	change(hint)
 }
 
-// HintOf returns what is remembered of a place.
+// HintOf returns the hint of a place, or the zero Hint.
 func HintOf(at Place) (hint Hint) {
 	hints.mu.Lock()
 	defer hints.mu.Unlock()

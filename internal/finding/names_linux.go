@@ -10,62 +10,62 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Place is where the processes that accept connections of a port have their names.
+// Place is where the processes that accept connections on a port have their names.
 type Place struct {
-	Dir       string         // "": in the network namespace
-	Namespace uint64         // the kernel's number of that, 0: not known; or, in a directory, 0
-	Peer      netip.AddrPort // without the address in a network namespace, which all processes share
+	Dir       string         // the directory of the names; "": they are in the network namespace
+	Namespace uint64         // the kernel's number of the network namespace; 0: not known, or there is a directory
+	Peer      netip.AddrPort // the port; for a search in a directory, whose network namespaces may all use the port, with the address
 }
 
-// Here is the place of a port in a network namespace.
+// Here returns the place of a port in a network namespace.
 func Here(namespace uint64, port uint16) Place {
 	return Place{Namespace: namespace, Peer: netip.AddrPortFrom(netip.Addr{}, port)}
 }
 
-// own are the names of this process: for each port of a network namespace one, however many listeners
-// and connections use it, and one more in the directory.
+// own is the set of this process's names: one for each port of a network namespace, however many
+// listeners and connections use it, and one more in the directory.
 var own = nameSet{names: make(map[Place]*name), listen: shm.Listen}
 
 type nameSet struct {
-	mu    sync.Mutex // guards names, and of each what says so. Names are made without it: a directory may hang
+	mu    sync.Mutex // guards names, and the lower fields of each name; not held while a name is made: a directory may hang
 	names map[Place]*name
 
-	listen func(port uint16, cfg shm.Config, take func(session.Endpoint)) (*shm.Listener, error) // shm's
+	listen func(port uint16, cfg shm.Config, take func(session.Endpoint)) (*shm.Listener, error) // shm.Listen, except in tests
 }
 
-// take takes an endpoint by which another process may propose to move a connection. outside: it is to
-// be of another network namespace.
+// take handles an endpoint by which another process may propose to move a connection. outside means
+// that this process is expected to be in another network namespace.
 type take = func(ep session.Endpoint, outside bool, cfg session.Config)
 
-// name is one that this process has, or will have: while descriptors, or a directory's
-// room, are used up, or its file system fails, it tries again once in a while.
+// name is a name of this process, or one that it could not get yet: without descriptors, or in a
+// directory that is full or fails, the process tries again every againIn.
 type name struct {
 	at        Place
-	namespace uint64 // of the thread that asked for it first, which may not be the process's
+	namespace uint64 // of the thread that used the name first; it may not be the process's
 	cfg       session.Config
 	take      take
-	known     chan struct{} // closed when the first use of it has tried
+	known     chan struct{} // closed after the first attempt
 
-	// The set's mu guards what follows.
+	// The set's mu guards the fields below.
 	users    int
 	making   bool
-	listener *shm.Listener // nil: it does not have it
-	lack     error         // why not, once that is known
-	tried    time.Time     // when it has been tried last
+	listener *shm.Listener // nil: the process does not have the name now
+	lack     error         // why not, after an attempt has failed
+	tried    time.Time     // when the last attempt ended
 }
 
-// againIn is when a name is tried again.
+// againIn is how long after a failed attempt the next one may be made.
 const againIn = time.Second
 
-// Names is the use of the names by which a process is found for an address.
-type Names struct { // of each accepted connection, so it holds little
-	here, there *name // there: in the directory, or nil
-	Outside     error // why those of other network namespaces do not find this process
+// Names is the use of a process's names by one listener or accepted connection.
+type Names struct { // one for each accepted connection, so it is small
+	here, there *name // there: the name in the directory, or nil
+	Outside     error // why processes of other network namespaces do not find this process
 }
 
-// Open has other processes find this one for connections to a port (Here), and if dir is not empty
-// there as well, until Close. take gets the endpoints by which they come, and cfg; it must not block,
-// and of several calls for a port the first one's count for all.
+// Open lets other processes find this one for connections to a port, at here and, if dir is not empty,
+// in that directory, until Close. take handles the endpoints by which they connect, and gets cfg. It
+// must not block. Of several calls for a port, the take and cfg of the first one are used for all.
 func Open(here Place, dir string, cfg session.Config, take take) (*Names, error) {
 	n := &Names{here: own.use(here, cfg, take)}
 	if why, _ := n.Lacks(); why != nil && !reason.Is(why, session.ReasonResources) {
@@ -78,8 +78,8 @@ func Open(here Place, dir string, cfg session.Config, take take) (*Names, error)
 	return n, nil
 }
 
-// Lacks returns why it is not found now, nil: it is. all: by nobody, or else by none of other
-// network namespaces.
+// Lacks returns why this process is not found now, or nil if it is. all: no process finds it; otherwise
+// those of its own network namespace do.
 func (n *Names) Lacks() (why error, all bool) {
 	own.mu.Lock()
 	defer own.mu.Unlock()
@@ -92,7 +92,7 @@ func (n *Names) Lacks() (why error, all bool) {
 	return n.Outside, false
 }
 
-// Close gives the names up.
+// Close ends the use of the names.
 func (n *Names) Close() error {
 	for _, name := range []*name{n.here, n.there} {
 		if name != nil {
@@ -102,7 +102,7 @@ func (n *Names) Close() error {
 	return nil
 }
 
-// has reports whether the process is found at a place.
+// has reports whether the process has its name at a place.
 func (n *nameSet) has(at Place) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -110,8 +110,9 @@ func (n *nameSet) has(at Place) bool {
 	return x != nil && x.listener != nil
 }
 
-// use takes a name, unless the process has it, until release. When it returns it is known whether the
-// process has it; but in a directory, which may hang, that is so for the first use alone.
+// use adds a user to the process's name at a place, and makes the name if the process does not have it.
+// When use returns, the first attempt to make the name has ended. In a directory, which may hang, this
+// is true for the first caller only.
 func (n *nameSet) use(at Place, cfg session.Config, take take) *name {
 	n.mu.Lock()
 	x := n.names[at]
@@ -137,8 +138,8 @@ func (n *nameSet) use(at Place, cfg session.Config, take take) *name {
 	return x
 }
 
-// make makes a name, if it is time. One that is not in the directory is one of the calling thread's
-// network namespace: no thread of another one makes it. Timers run on threads of the process's.
+// make tries to make a name, if no attempt is running and againIn has passed. A name in a network
+// namespace is made only by a thread of that namespace. Timers run on threads of the process's own one.
 func (n *nameSet) make(x *name) {
 	n.mu.Lock()
 	due := x.users > 0 && x.listener == nil && !x.making && time.Since(x.tried) >= againIn &&
@@ -162,7 +163,7 @@ func (n *nameSet) make(x *name) {
 	}
 }
 
-// release gives a name up with its last use.
+// release removes a user of a name. With the last user the name goes.
 func (n *nameSet) release(x *name) {
 	n.mu.Lock()
 	x.users--
@@ -172,6 +173,6 @@ func (n *nameSet) release(x *name) {
 	}
 	n.mu.Unlock()
 	if last && l != nil {
-		l.Close() // the next one of the port has another name
+		l.Close() // the port's next listener has another name
 	}
 }

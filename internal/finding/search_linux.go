@@ -20,17 +20,20 @@ import (
 )
 
 const (
-	// AnswersIn is how long a process must have had for its answer to count as silent. One takes
-	// much less, and most dials have more: who does nothing costs one of these, not each.
+	// AnswersIn is the least time that a process must have had before a missing answer counts as
+	// silence. An answer takes much less. Most dials have more time than this, so a process that does
+	// nothing costs one such dial, not each.
 	AnswersIn = 20 * time.Millisecond
 
-	// nobodyFor is how long a port of which nobody had a name is not asked for again: its
-	// listener, most likely, does without this library. This process may have one there since.
+	// nobodyFor is how long a port is not searched again after nobody had a name for it: most likely
+	// its listener does not use this library. If this process itself has a name there by then, it is
+	// searched.
 	nobodyFor = time.Second
 
-	// listings is how often the names are listed before a search has found nobody. The kernel goes on
-	// where it was by counting: if sockets end meanwhile, it leaves out one that has not. Where one does
-	// not know the connection yet, there is another search anyway.
+	// listings is how often the names are listed before a search has found nobody. The kernel finds its
+	// place in its list by counting, so if sockets close during the listing it may leave out one that
+	// is open. One listing is enough once a process has said that it does not have the connection yet:
+	// then another search follows.
 	listings = 2
 )
 
@@ -38,14 +41,14 @@ const (
 type Search struct {
 	At   Place
 	To   netip.AddrPort // the other end
-	User uint32         // whose process it has to be, in this network namespace
+	User uint32         // the user that its process must have, in this network namespace
 
-	// Propose proposes the move to the process at an endpoint, which it owns from then on.
+	// Propose proposes the move to the process at an endpoint, and owns the endpoint.
 	Propose func(context.Context, session.Endpoint) error
 }
 
-// Run asks one process after the other, until one has the connection's other end, and moves it or
-// does not.
+// Run proposes the move to one process after the other, until it has found the one that has the
+// connection's other end. Its error is why the connection does not move.
 func (q Search) Run(ctx context.Context) error {
 	var why, version error
 	found, done := false, false
@@ -60,15 +63,15 @@ func (q Search) Run(ctx context.Context) error {
 		there := errors.Is(err, hello.ErrUnknown) || !reason.Is(err, session.ReasonNoListener)
 		found = found || there
 		silent := errors.Is(err, newconn.ErrNotTaken) || reason.Is(err, session.ReasonTimeout) && !errors.Is(err, hello.ErrUndecided)
-		canceled := errors.Is(ctx.Err(), context.Canceled) // the attempt, which says nothing of the process
+		canceled := errors.Is(ctx.Err(), context.Canceled) // then the attempt was canceled, and its error tells nothing about the process
 		if !canceled && !(silent && hurried) {
 			Note(q.At, func(h *Hint) { h.setSilent(name, there && silent) })
 		}
 		if reason.Is(err, session.ReasonVersion) {
 			version = err
 		}
-		switch { // who has it not may accept it yet
-		case !there && ctx.Err() != nil: // others were not asked
+		switch { // a process that does not have the connection may still accept it: its answer outlasts other errors
+		case !there && ctx.Err() != nil: // other processes were not tried
 			why = ctx.Err()
 		case done, reason.Is(err, session.ReasonStays), there && !errors.Is(why, hello.ErrUnknown) && !reason.Is(why, session.ReasonStays):
 			why = err
@@ -84,8 +87,8 @@ func (q Search) Run(ctx context.Context) error {
 		return why
 	}
 	for listed := range 1 + listings {
-		// Those that there are links with first: they may be all, and to list the host's sockets may take
-		// longer than to ask.
+		// First the processes that this one has links with: the other end is often there, and listing
+		// the host's sockets may take longer than these proposals.
 		names := shm.Linked(q.At.Peer.Port(), q.User, shm.Config{Dir: q.At.Dir})
 		if listed > 0 {
 			var err error
@@ -97,7 +100,8 @@ func (q Search) Run(ctx context.Context) error {
 		names = slices.DeleteFunc(names, func(name string) bool { return slices.Contains(asked, name) })
 		rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 		names = names[:min(len(names), shm.MostNames-len(asked))]
-		// Those that may have been stopped come last: there may be time for some alone.
+		// Names that were silent last come last, as their processes may be stopped: there may be time
+		// for a few proposals only.
 		for _, silent := range []bool{false, true} {
 			for _, name := range names {
 				if !done && slices.Contains(hint.Silent, name) == silent && !(silent && listed == 0) {
@@ -114,13 +118,14 @@ func (q Search) Run(ctx context.Context) error {
 		Note(q.to(), func(h *Hint) { h.nobodyAt = time.Now() })
 		return q.nobody()
 	}
-	if version != nil && errors.Is(why, hello.ErrUnknown) { // most likely it is the one that has it
+	if version != nil && errors.Is(why, hello.ErrUnknown) { // most likely the process with the other version has it
 		why = &session.Unavailable{Reason: session.ReasonVersion, Err: fmt.Errorf("%w; %w", version, why)}
 	}
 	return why
 }
 
-// to is what is remembered if no process is found: others of the port may serve another address.
+// to is the place at which a search that finds nobody is noted: another address of the port may have a
+// process.
 func (q Search) to() Place { return Place{q.At.Dir, q.At.Namespace, q.To} }
 
 func (q Search) nobody() error {
@@ -131,11 +136,12 @@ func (q Search) nobody() error {
 	return &session.Unavailable{Reason: session.ReasonNoListener, Err: fmt.Errorf("shm: no process of user %d accepts for port %d", q.User, q.At.Peer.Port())}
 }
 
-// linkTries is how often a process is asked whose link ends before it has taken the connection:
-// by a link that was there, as of a process that has ended since, and by one that is made afresh.
+// linkTries is how often the move is proposed to one process if the link ends before the process has
+// taken the connection. The first link may be an old one to a process that has ended; the second is
+// new.
 const linkTries = 2
 
-// ask proposes the move to one process. done: no other one is worth asking.
+// ask proposes the move to one process. done: no other process need be tried.
 func (q Search) ask(ctx context.Context, name string) (done bool, err error) {
 	for range linkTries {
 		done, err = q.askOnce(ctx, name)
@@ -159,10 +165,10 @@ func (q Search) askOnce(ctx context.Context, name string) (done bool, err error)
 	case errors.Is(err, hello.ErrGuessed):
 		return true, err
 	case errors.Is(err, hello.ErrOther), errors.Is(err, hello.ErrImpostor),
-		errors.Is(err, newconn.ErrNotTaken), reason.Is(err, session.ReasonNoListener, session.ReasonResources), // it has not taken it
-		reason.Is(err, session.ReasonVersion, session.ReasonProtocol), // nor has one that is not understood, as while a program is replaced
-		errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE),   // it has ended; if it had the other end, so does TCP
-		errors.Is(err, hello.ErrStays): // it, not this end, which may have passed the connection on to another one
+		errors.Is(err, newconn.ErrNotTaken), reason.Is(err, session.ReasonNoListener, session.ReasonResources), // the process has not taken the connection
+		reason.Is(err, session.ReasonVersion, session.ReasonProtocol), // nor has one of another version, as while a program is replaced
+		errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE),   // the process has ended; if it had the other end, TCP ends too
+		errors.Is(err, hello.ErrStays): // that process stays on TCP; it may have passed the connection on to another one
 		return false, err
 	case reason.Is(err, session.ReasonRefused), errors.Is(err, hello.ErrUndecided):
 		q.noteFound(name)
@@ -170,7 +176,7 @@ func (q Search) askOnce(ctx context.Context, name string) (done bool, err error)
 	return true, err
 }
 
-// noteFound remembers who has the other end.
+// noteFound remembers that the process with this name has the other end.
 func (q Search) noteFound(name string) {
 	Note(q.At, func(h *Hint) { h.last, h.user = name, q.User })
 	if to := q.to(); !HintOf(to).nobodyAt.IsZero() {

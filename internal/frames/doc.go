@@ -1,4 +1,3 @@
-// Package frames compares the physical pages that a range of addresses means with those
-// that it meant earlier. Only tests use it, on Linux, with CAP_SYS_ADMIN: it is how they see that
-// a registration is stale.
+// Package frames compares the physical pages of an address range with those that it had earlier. Only
+// tests use it, on Linux, with CAP_SYS_ADMIN: so they find that a registration is stale.
 package frames

@@ -13,15 +13,15 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Proposal is the dialer's, to move a TCP connection: which one, and what shows that the dialer has
-// it.
+// Proposal is the dialer's proposal to move a TCP connection: which connection, and the proof that the
+// dialer has it.
 type Proposal struct {
 	Ends tcpid.Ends // as the dialer sees them
 
 	// On one host: the cookies of the dialer's socket and of the acceptor's.
 	Cookie, PeerCookie uint64
 
-	// Otherwise: half of the connection's stamp.
+	// Between hosts or network namespaces: the dialer's half of the connection's stamp.
 	Stamped   bool
 	Challenge uint16
 }
@@ -54,7 +54,7 @@ func appendAddr(b []byte, a netip.AddrPort) []byte {
 
 var errNotUnderstood = errors.New("san: a proposal that is not understood")
 
-// ParseProposal is its inverse.
+// ParseProposal decodes what Encode returns. Bytes behind it are ignored.
 func ParseProposal(b []byte) (p Proposal, err error) {
 	if len(b) < proposalSize {
 		return p, errNotUnderstood
@@ -70,26 +70,28 @@ func parseAddr(b []byte) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[:16])).Unmap(), le.Uint16(b[16:]))
 }
 
-// Answer is the acceptor's: whether it moves, and what shows that it has the connection.
+// Answer is the acceptor's answer to a proposal: whether the connection moves, and the proof that the
+// acceptor has it.
 type Answer struct {
 	Code  Code
-	Stamp uint16 // the other half, of a stamped proposal
+	Stamp uint16 // the acceptor's half of the stamp, if the proposal was stamped
 
-	// Undecided, of Unknown: the process has the connection, and does not know yet.
+	// Undecided, with Unknown: the process has the connection, but its listener's condition has not
+	// decided yet.
 	Undecided bool
 }
 
 const answerUndecided = 1 // flag
 
-// Code is what an answer says.
+// Code is the result in an answer.
 type Code uint8
 
 const (
 	Moves   Code = iota
-	Unknown      // the connection is not this process's, or not yet
-	Other        // it is, but the dialer is not its other end
-	Stays        // it does not move now
-	Refused      // the listener's condition refuses it; a stamp is answered
+	Unknown      // the process does not have the connection, or not yet
+	Other        // the process has the connection, but the dialer is not its other end
+	Stays        // the connection does not move now
+	Refused      // the listener's condition refuses the move; the proof is in the answer all the same
 )
 
 // Encode encodes the answer.
@@ -101,7 +103,7 @@ func (a Answer) Encode() []byte {
 	return b
 }
 
-// ParseAnswer is its inverse.
+// ParseAnswer decodes what Encode returns. Bytes behind it are ignored.
 func ParseAnswer(b []byte) (a Answer, err error) {
 	if len(b) < 3 {
 		return a, errNotUnderstood
@@ -111,7 +113,7 @@ func ParseAnswer(b []byte) (a Answer, err error) {
 	return a, nil
 }
 
-// Err is why the connection does not move; nil: it does.
+// Err returns why the connection does not move, or nil if it does.
 func (a Answer) Err() error {
 	switch a.Code {
 	case Moves:
@@ -133,12 +135,12 @@ func (a Answer) Err() error {
 
 // Why a connection does not move, or not yet.
 var (
-	ErrNotAccepted = errors.New("the other end has not been accepted yet") // so there was nobody to ask
+	ErrNotAccepted = errors.New("the other end has not been accepted yet") // so there is no process to propose to
 	ErrUnknown     = errors.New("the process that was asked does not have the connection's other end")
 	ErrOther       = errors.New("the process that was asked takes this end for another one")
 	ErrImpostor    = errors.New("the answer is not from the connection's other end")
-	ErrGuessed     = fmt.Errorf("%w, too often", ErrImpostor) // so none counts any more
+	ErrGuessed     = fmt.Errorf("%w, too often", ErrImpostor) // no further answer is accepted
 	ErrStays       = errors.New("the peer's end stays on TCP")
 	ErrUndecided   = errors.New("the listener's condition has not decided yet")
-	errRefused     = fmt.Errorf("the listener's condition: %w", syscall.ECONNREFUSED) // its reason stays with the listener
+	errRefused     = fmt.Errorf("the listener's condition: %w", syscall.ECONNREFUSED) // without the condition's own error, which stays at the listener
 )

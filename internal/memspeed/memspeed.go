@@ -7,22 +7,22 @@ import (
 )
 
 const (
-	// Bytes is what Copying is about.
+	// Bytes is the size of the copy that Copying measures.
 	Bytes = 1 << 20
-	// tries: the fastest counts, as whatever else the host does only adds to it.
+	// tries is how often f is timed. The least time counts, as other work on the host only adds time.
 	tries = 3
 )
 
-// Copying is the least time that a copy of Bytes takes, of memory that the caches hold. It is measured
-// once. Tests set it before anything calls it.
+// Copying returns the least time of a copy of Bytes within the processor's caches. It is measured once.
+// Tests may set it before its first call.
 var Copying = sync.OnceValue(func() time.Duration {
 	from, to := make([]byte, Bytes), make([]byte, Bytes)
 	return Fastest(func() { copy(to, from) })
 })
 
-// Fastest returns the least time that f took in a few calls, at least 1 ns.
+// Fastest returns the least time that f took in several calls, at least 1 ns.
 func Fastest(f func()) time.Duration {
-	f() // pages and caches
+	f() // warms up pages and caches
 	least := time.Duration(1 << 62)
 	for range tries {
 		began := time.Now()

@@ -1,5 +1,6 @@
-// Package movers has the connections of a process move in turns, by the peers that they go to, so
-// that those of a peer which does nothing hold up no others for long.
+// Package movers schedules the moves of a process's connections. Each peer has a queue, and the queues
+// take turns, so that a peer that does not respond holds up the connections to other peers only
+// briefly.
 package movers
 
 import (
@@ -19,23 +20,26 @@ import (
 )
 
 const (
-	// MostMoving bounds how many connections move at a time. Those to one address and port, whose
-	// process may be stopped, are no more than are left to others; behind an attempt that has run
-	// out of time it is one, and all such together leave as many to others, or are fewSlow. The rest
-	// wait for their turn, and are used meanwhile: a device that makes its queue pairs one by one has
-	// no more than that to make at once. With half of it to one address, a burst of dials with Require
-	// is over before its caller has made many more of them in the place of those that are late.
+	// MostMoving bounds how many connections move at a time, and so how many queue pairs a device has
+	// to make at once. The other connections wait in their queues, and are used meanwhile.
+	//
+	// A peer, which is one address and port, may have as many attempts under way as it leaves to other
+	// peers, because its process may be stopped. A slow peer, whose last attempt ran out of time, may
+	// have one. All slow peers together may have as many as they leave to others, or fewSlow if that is
+	// more. With half of MostMoving for one peer, a burst of dials with Require is over before its
+	// caller has dialed many more in place of those that were late.
 	MostMoving = 64
 	fewSlow    = MostMoving / 8
 
-	// enoughTime is how long an attempt must have had to say that a peer does nothing, if its dial
-	// had less than all of an attempt's time left; at most as long as sanconn waits for that.
+	// enoughTime is how long an attempt that ran out of time must have taken for its peer to count as
+	// slow. A first attempt may have taken less, if Job.Remaining was less. Sanconn waits as long for a
+	// peer that does nothing, or longer.
 	enoughTime = 500 * time.Millisecond
 
-	mostSlow = 1 << 12 // addresses that are remembered for that; then all are forgotten
+	mostSlow = 1 << 12 // slow peers that are remembered; at the bound all are forgotten
 
-	// acceptPause is how long a connection that was not accepted yet is left alone, at first;
-	// mostPause bounds its doubling, so that a dial that waits notices the accept.
+	// acceptPause is the first pause after an attempt whose connection was not accepted yet. Pauses
+	// double up to mostPause, which is short enough for a waiting dial to notice the accept.
 	acceptPause = 50 * time.Microsecond
 	mostPause   = 20 * time.Millisecond
 )
@@ -43,21 +47,21 @@ const (
 // Job is a connection that is to move.
 type Job struct {
 	Peer      netip.AddrPort
-	Move      func(context.Context) *session.Unavailable // an attempt; nil: it moves
-	Done      func(*session.Unavailable)                 // called once; nil: it moves. It does not block
+	Move      func(context.Context) *session.Unavailable // makes an attempt; nil: the connection moves
+	Done      func(*session.Unavailable)                 // called once, with nil if the connection moves; does not block
 	Ctx       context.Context
-	Remaining time.Duration // of its time, which passes while it runs or pauses, not while it waits for its turn
-	Waits     bool          // for its other end to be accepted; each one waits for a listener's condition
+	Remaining time.Duration // of the job's time, which passes during attempts and pauses, but not in the queue
+	Waits     bool          // for the other end to be accepted; for a listener's condition every job waits
 
-	pause   time.Duration                       // the last one
+	pause   time.Duration                       // the last pause
 	passing atomic.Pointer[session.Unavailable] // see Passing
 }
 
-// Passing returns why it has not moved so far, where that may pass.
+// Passing returns the reason of the last attempt that failed for a cause that may pass, or nil.
 func (j *Job) Passing() *session.Unavailable { return j.passing.Load() }
 
-// run is an attempt to move, if there is time left for one: tried. slow: it has run out of time,
-// and had enough. The rest of a job's time may be none to speak of.
+// run makes an attempt to move. tried: it had time enough to show something about the peer. slow: it
+// ran out of time, and had enough of it. The time that is left of a job may be too short for that.
 func (j *Job) run(p *Scheduler) (tried, slow bool) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(j.Ctx, j.Remaining)
@@ -69,7 +73,7 @@ func (j *Job) run(p *Scheduler) (tried, slow bool) {
 	why := j.Move(ctx)
 	undecided := why != nil && errors.Is(why, hello.ErrUndecided)
 	enough := enoughTime
-	if j.pause == 0 { // else the rest of it is as short as may be
+	if j.pause == 0 { // else this attempt has only what is left of the job's time
 		enough = min(enough, j.Remaining)
 	}
 	late := why != nil && why.Reason == session.ReasonTimeout && !undecided
@@ -83,30 +87,30 @@ func (j *Job) run(p *Scheduler) (tried, slow bool) {
 			time.AfterFunc(j.pause, func() { p.Add(j) })
 			return tried, slow
 		}
-		why = cmp.Or(j.passing.Load(), why) // of the last attempt that had its time
+		why = cmp.Or(j.passing.Load(), why) // the reason of the last attempt that had enough time
 	}
 	j.Done(why)
 	return tried, slow
 }
 
-// isPassing reports whether the next attempt may come to more, with time left for it.
+// isPassing reports whether another attempt may succeed for which time is left.
 func isPassing(why *session.Unavailable) bool {
 	slow := why.Reason == session.ReasonTimeout && !errors.Is(why, newconn.ErrNoAnswer)
 	return slow || errors.Is(why, hello.ErrNotAccepted) || errors.Is(why, hello.ErrUnknown)
 }
 
-// Scheduler has jobs run. The zero value is ready for use.
+// Scheduler runs jobs. The zero value is ready for use.
 type Scheduler struct {
-	mu               sync.Mutex // guards what follows
+	mu               sync.Mutex // guards the fields below
 	waiting, running int
-	queues           map[netip.AddrPort][]*Job // those that wait, by their peer; none is empty
-	line             []netip.AddrPort          // the peers that have one: who has had a turn is the last again
-	at               map[netip.AddrPort]int    // how many are running, by their peer
-	slow             map[netip.AddrPort]bool   // the last of them has run out of time
+	queues           map[netip.AddrPort][]*Job // waiting jobs by peer; no queue is empty
+	line             []netip.AddrPort          // the peers that have a queue, in the order of their turns; after its turn a peer goes to the end
+	at               map[netip.AddrPort]int    // running jobs by peer
+	slow             map[netip.AddrPort]bool   // peers whose last attempt ran out of time
 }
 
-// Counts returns how many jobs run, and how many wait for their turn. It waits for mu a little
-// while at most; ok: it has had it.
+// Counts returns how many jobs run and how many wait for their turn. ok is false if mu could not be
+// locked soon.
 func (p *Scheduler) Counts() (running, waiting int, ok bool) {
 	if !session.LockSoon(&p.mu) {
 		return 0, 0, false
@@ -115,7 +119,7 @@ func (p *Scheduler) Counts() (running, waiting int, ok bool) {
 	return p.running, p.waiting, true
 }
 
-// Add has a job run when it is its turn. It does not block.
+// Add queues a job, which runs in its turn. It does not block.
 func (p *Scheduler) Add(j *Job) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -130,7 +134,7 @@ func (p *Scheduler) Add(j *Job) {
 	p.startLocked()
 }
 
-// startLocked runs those whose turn it is. Each is bounded by its time.
+// startLocked starts the jobs whose turn it is, in goroutines that end when their time is up.
 func (p *Scheduler) startLocked() {
 	for p.running < MostMoving {
 		silent, free := 0, MostMoving-p.running
@@ -152,7 +156,7 @@ func (p *Scheduler) startLocked() {
 		p.line = slices.Delete(p.line, i, i+1)
 		q := p.queues[peer]
 		j := q[0]
-		q[0] = nil // the queue's memory outlives it
+		q[0] = nil // the array behind the queue lives on
 		if q = q[1:]; len(q) > 0 {
 			p.queues[peer] = q
 			p.line = append(p.line, peer)

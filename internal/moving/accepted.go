@@ -18,23 +18,23 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// ProposalTimeout bounds how long a process that has connected may take to propose a move,
-// even with busy processors at both ends.
+// ProposalTimeout is the time in which a process that has connected must propose a move. It is enough
+// on busy processors at both ends.
 const ProposalTimeout = 10 * time.Second
 
-// accepted are the connections of this process that others may propose to move, until they are
-// closed, or the program has forgotten them.
+// accepted has the connections of this process that others may propose to move, until they are closed
+// or collected.
 var accepted = connTable{conns: make(map[tcpid.Ends]weak.Pointer[sanconn.Conn])}
 
-// connTable has connections by their addresses, and does not keep them alive. A sync.Map takes
-// three times as long: half a percent of an accept.
+// connTable finds connections by their addresses, and does not keep them alive. A sync.Map would take
+// three times as long, which is half a percent of an accept.
 type connTable struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	conns map[tcpid.Ends]weak.Pointer[sanconn.Conn]
-	most  int // that conns, which does not get smaller by itself, has had since it was made
+	most  int // the largest length of conns since it was made; a map does not shrink by itself
 }
 
-// at returns the connection with these addresses, nil if there is none.
+// at returns the connection with these addresses, or nil.
 func (t *connTable) at(e tcpid.Ends) *sanconn.Conn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -48,7 +48,7 @@ func (t *connTable) add(e tcpid.Ends, c weak.Pointer[sanconn.Conn]) {
 	t.most = max(t.most, len(t.conns))
 }
 
-// remove removes a connection, unless the addresses are another's by now.
+// remove removes a connection, unless its addresses belong to another one by now.
 func (t *connTable) remove(e tcpid.Ends, c weak.Pointer[sanconn.Conn]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -60,19 +60,19 @@ func (t *connTable) remove(e tcpid.Ends, c weak.Pointer[sanconn.Conn]) {
 	}
 }
 
-// fewConns are not worth making a table smaller for.
+// fewConns is the size below which the table is not made smaller.
 const fewConns = 1 << 10
 
-// TakeOn makes a connection of one that was accepted by TCP, and has it found by its dialer.
+// TakeOn makes a Conn around an accepted TCP connection, and lets its dialer find it.
 func (l *Life) TakeOn(tcp *net.TCPConn, cfg newconn.Config) *sanconn.Conn {
 	l.why.Store(notProposed)
-	if l.Plan != nil { // it may be the dialed end
+	if l.Plan != nil { // this may be the dialed end
 		l.why.Store(unused)
 	}
 	cfg.Life = l
 	conn := newconn.New(tcp, cfg).(*sanconn.Conn)
 	var err error
-	if l.ends, err = tcpid.EndsOf(tcp); err == nil { // else it is closed already
+	if l.ends, err = tcpid.EndsOf(tcp); err == nil { // an error means that it is closed already
 		l.conn = weak.Make(conn)
 		accepted.add(l.ends, l.conn)
 	}
@@ -80,8 +80,8 @@ func (l *Life) TakeOn(tcp *net.TCPConn, cfg newconn.Config) *sanconn.Conn {
 	return conn
 }
 
-// Receive takes an endpoint by which another process may propose to move a connection. It does
-// not block.
+// Receive handles an endpoint by which another process may propose to move a connection. It does not
+// block.
 func Receive(ep Came, cfg session.Config) {
 	t := &taker{Came: ep, over: make(chan struct{})}
 	cfg.Accepting = true
@@ -94,17 +94,17 @@ func Receive(ep Came, cfg session.Config) {
 	}()
 }
 
-// taker waits for the proposal on a session, and takes it.
+// taker waits for the proposal on a session, and answers it.
 type taker struct {
 	Came
 	session *session.Session
-	over    chan struct{} // closed behind the first note, or the session's end
+	over    chan struct{} // closed after the first note was handled
 	notes   func(*session.Session, []byte)
-	decided atomic.Bool // by the first note, or it was waited for in vain
+	decided atomic.Bool // the first note has come, or the time for it is over
 }
 
-// run waits for the proposal. One that is being taken when ctx ends, or was, has come in time: the
-// connection may have the session.
+// run waits for the proposal. If the proposal came before ctx ended, the session is left alone: a
+// connection may have it by now.
 func (t *taker) run(ctx context.Context) {
 	if t.session.Negotiate(ctx) == nil {
 		select {
@@ -117,7 +117,7 @@ func (t *taker) run(ctx context.Context) {
 	}
 }
 
-// note takes the peer's notes: the first is its proposal, the others are the connection's.
+// note handles the peer's notes. The first one is the proposal; the connection handles the later ones.
 func (t *taker) note(note []byte) {
 	switch {
 	case t.notes != nil:
@@ -132,7 +132,7 @@ func (t *taker) note(note []byte) {
 	}
 }
 
-// answer takes the proposal, if it is one for a connection of this process.
+// answer decides about a proposal to move a connection of this process, and moves the connection.
 func (t *taker) answer(note []byte) hello.Answer {
 	if len(note) == 0 || note[0] != newconn.NoteProposal {
 		return hello.Answer{Code: hello.Other}
@@ -151,7 +151,7 @@ func (t *taker) answer(note []byte) hello.Answer {
 	if a.Code != hello.Moves {
 		return a
 	}
-	if h.Shut() { // there is nothing to decide
+	if h.Shut() { // then the condition need not decide
 		l.Failed(ErrShut)
 		return hello.Answer{Code: hello.Stays}
 	}
@@ -169,21 +169,21 @@ func (t *taker) answer(note []byte) hello.Answer {
 		l.Failed(reason.Of(err))
 		return hello.Answer{Code: hello.Stays}
 	}
-	t.notes = h.Notes() // the next note waits for this one
+	t.notes = h.Notes() // the next note is delivered after this one
 	return a
 }
 
-// judge compares what the proposal says of its TCP connection with what is known of it here.
+// judge compares what the proposal tells about its TCP connection with what this process knows of it.
 func (t *taker) judge(proposal hello.Proposal, h newconn.Handle, l *Life) hello.Answer {
 	if l.proof.Guessed() {
 		return hello.Answer{Code: hello.Stays}
 	}
 	if proposal.Stamped {
 		if t.User != nil {
-			return hello.Answer{Code: hello.Other} // who is here can learn stamps, and shall show cookies
+			return hello.Answer{Code: hello.Other} // a process of this network namespace can learn stamps, and has to show cookies
 		}
 		if t.outside {
-			if _, err := tcpid.Peer(h.TCP()); !errors.Is(err, tcpid.ErrNotHere) { // it may be in this one
+			if _, err := tcpid.Peer(h.TCP()); !errors.Is(err, tcpid.ErrNotHere) { // the peer may be in this namespace
 				return hello.Answer{Code: hello.Other}
 			}
 		}
@@ -194,7 +194,7 @@ func (t *taker) judge(proposal hello.Proposal, h newconn.Handle, l *Life) hello.
 		return hello.Answer{Code: hello.Moves, Stamp: half}
 	}
 	if t.User == nil {
-		return hello.Answer{Code: hello.Other} // cookies are for those who are here
+		return hello.Answer{Code: hello.Other} // only a process of this network namespace may show cookies
 	}
 	cookie, err := tcpid.Cookie(h.TCP())
 	if err == nil && cookie != proposal.PeerCookie {
@@ -205,7 +205,7 @@ func (t *taker) judge(proposal hello.Proposal, h newconn.Handle, l *Life) hello.
 		peer, err = tcpid.Peer(h.TCP())
 	}
 	switch {
-	case err != nil && !errors.Is(err, tcpid.ErrNotHere): // as in a sandbox, of which the dialer knows nothing
+	case err != nil && !errors.Is(err, tcpid.ErrNotHere): // as in a sandbox; the dialer knows nothing of that
 		l.Failed(reason.Of(err))
 		return hello.Answer{Code: hello.Stays}
 	case err != nil, peer.Cookie != proposal.Cookie, peer.UID != *t.User:

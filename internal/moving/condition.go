@@ -8,26 +8,26 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// DecideTimeout is how long a dialer's proposal waits for the listener's condition. Meanwhile the
-// ends of both streams, and its descriptor, wait with it.
+// DecideTimeout is how long a proposal waits for the listener's condition. Meanwhile the ends of both
+// streams wait at the dialer, and so does what needs its descriptor.
 const DecideTimeout = 500 * time.Millisecond
 
-// Condition decides whether a connection with these ends may move to a provider, for a process of
-// a user; -1: who it is, is not known.
+// Condition decides whether a connection with these ends may move to a provider, for a process of this
+// user; -1: the user is not known.
 type Condition func(ends tcpid.Ends, provider string, uid int64) error
 
-// asked is for whom a condition is called. A connection has few of them: a provider each, and one
-// user, whom the kernel has told.
+// asked is what a condition is called about. A connection has one for each provider and user, and the
+// kernel tells only one user.
 type asked struct {
 	provider string
 	uid      int64
 }
 
-// errUndecided refuses where the condition ends its goroutine, as testing.T's FailNow does.
+// errUndecided refuses a connection if the condition ends its goroutine, as testing.T's FailNow does.
 var errUndecided = errors.New("the listener's Condition has ended its goroutine")
 
-// condition returns whether the listener's condition has decided in time, and why it refuses the
-// proposal, nil: it does not. What it decides later the next proposal finds. The proposal is known to be
+// condition returns whether the listener's condition has decided in time, and if so its error, which
+// refuses the proposal. A later decision is kept for the next proposal. The proposal is known to be
 // from the connection's other end.
 func (t *taker) condition(l *Life) (decided bool, err error) {
 	if l.Condition == nil {
@@ -45,7 +45,7 @@ func (t *taker) condition(l *Life) (decided bool, err error) {
 		}
 		decision = make(chan error, 1)
 		l.decisions[by] = decision
-		go func() { // as long as the program's condition takes
+		go func() { // ends with the program's condition
 			err := errUndecided
 			defer func() {
 				if err != nil {
@@ -59,10 +59,10 @@ func (t *taker) condition(l *Life) (decided bool, err error) {
 	l.mu.Unlock()
 	select {
 	case err = <-decision:
-		decision <- err // others may wait for the same
+		decision <- err // another proposal may wait for this decision
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.decisions[by] == decision { // the condition decides anew about the next one
+		if l.decisions[by] == decision { // the condition is called again for the next proposal
 			delete(l.decisions, by)
 		}
 		return true, err

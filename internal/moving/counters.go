@@ -7,10 +7,10 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// TCP is what Counters call a connection without a SAN.
+// TCP is the name of TCP in Counters.
 const TCP = "tcp"
 
-// Counters is san.Counters, which says what they are.
+// Counters is the type behind san.Counters, which documents the fields.
 type Counters struct {
 	Dialed, Accepted     map[string]uint64
 	Open                 map[string]int
@@ -18,7 +18,7 @@ type Counters struct {
 	Refused              uint64
 }
 
-// counters change a few times per connection, which costs far more than the lock.
+// counters change a few times for each connection, which costs far more than the lock.
 var counters = struct {
 	mu       sync.Mutex
 	Counters // guarded by mu

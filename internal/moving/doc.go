@@ -1,8 +1,8 @@
-// Package moving has connections move from TCP to a session by a provider, and notes what becomes
-// of them. Package san, which alone calls it, has the API, and chooses what they may move to.
+// Package moving moves connections from TCP to a session of a provider, and keeps what is known of
+// each. Only package san calls it: package san has the API, and chooses the providers.
 //
-//	plan.go proposal.go       the dialer's end: when a connection moves; what is proposed and proved
-//	accepted.go condition.go  the acceptor's end: which connections there are, which it lets move
+//	plan.go proposal.go       the dialer's end: when a connection moves; the proposal and its proof
+//	accepted.go condition.go  the acceptor's end: the table of connections; which of them may move
 //	life.go counters.go       what is known of a connection, and of all of them
-//	provider*.go              what carries them: shm, verbs
+//	provider*.go              the providers: shm, verbs
 package moving

@@ -14,30 +14,30 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Life is what is known of a connection beside the connection itself, which it does not keep
-// alive. It implements newconn.Life.
+// Life is what is known of a connection. It does not keep the connection alive. It implements
+// newconn.Life.
 type Life struct {
-	// As it is made, by package san for a connection that was accepted:
-	Plan      *Plan     // how this end has it move; nil: only the other end does
-	Held      io.Closer // what has it found by its dialer; nil: nothing
+	// Set by package san, which makes it for a connection that was accepted:
+	Plan      *Plan     // how this end moves it; nil: only the other end does
+	Held      io.Closer // lets its dialer find it; or nil
 	Condition Condition // of the listener that accepted it; or nil
 
-	dialed bool                 // by this process; else it was accepted
-	over   bool                 // it is closed: a move that ends only now is not counted as open; guarded by mu
-	tries  atomic.Int32         // moves that failed since the last that did not, but for those for urgent data
-	own    *session.Unavailable // why the last move that this end has tried failed; nil: none did
+	dialed bool                 // this process has dialed it; otherwise it was accepted
+	over   bool                 // it is closed: a move that ends later does not count as open; guarded by mu
+	tries  atomic.Int32         // moves that failed since the last success, without those for urgent data
+	own    *session.Unavailable // why the last move that this end has tried failed; or nil
 	proof  tcpid.Proof
 
-	ends tcpid.Ends                 // of one that was accepted, as the table has them
-	conn weak.Pointer[sanconn.Conn] // likewise
+	ends tcpid.Ends                 // of an accepted connection, as the table has them
+	conn weak.Pointer[sanconn.Conn] // of an accepted connection
 	why  atomic.Pointer[session.Unavailable]
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below, and over
 	carrier string     // the provider that it has moved to, and is counted as open on; "": none
 
-	proposed, givenUp bool // its other end has proposed to move, and was not refused; no proposal is taken any more
+	proposed, givenUp bool // the other end has proposed to move, and was not refused; no proposal is accepted any more
 
-	decisions map[asked]chan error // of Condition, about proposals that have not had their answer
+	decisions map[asked]chan error // of Condition, for proposals that have not been answered with them
 }
 
 // LifeOf returns the Life of a connection.
@@ -45,14 +45,14 @@ func LifeOf(c *sanconn.Conn) *Life { return lifeOf(newconn.HandleOf(c)) }
 
 func lifeOf(h newconn.Handle) *Life { return h.Life().(*Life) }
 
-// Used has a connection move that has been used enough.
+// Used moves a connection that has been used enough.
 func (l *Life) Used(h newconn.Handle, urgent bool) {
 	if l.Plan != nil {
 		l.Plan.moveLater(h, false, urgent)
 	}
 }
 
-// Holds reports whether it is found by its dialer, before it has moved.
+// Holds reports whether its dialer finds the connection before it has moved, which ends with Closed.
 func (l *Life) Holds() bool { return !l.dialed }
 
 // Moved counts a connection that has moved.
@@ -75,7 +75,7 @@ func (l *Life) Moved(provider string) {
 	})
 }
 
-// Left counts a connection that has gone back to TCP, and notes why.
+// Left counts a connection that has gone back to TCP, and keeps the reason, if there is one.
 func (l *Life) Left(why error) {
 	l.mu.Lock()
 	l.uncountLocked()
@@ -85,7 +85,7 @@ func (l *Life) Left(why error) {
 	}
 }
 
-// Closed counts a connection that is closed, and ends its being found.
+// Closed counts a connection that is closed. Its dialer does not find it any more.
 func (l *Life) Closed() {
 	l.mu.Lock()
 	l.over = true
@@ -106,7 +106,7 @@ func (l *Life) uncountLocked() {
 	}
 }
 
-// GiveUp reports whether there is no proposal, and then has none taken from now on.
+// GiveUp reports whether there was no proposal. If so, none is accepted from now on.
 func (l *Life) GiveUp() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -114,7 +114,7 @@ func (l *Life) GiveUp() bool {
 	return l.givenUp
 }
 
-// propose notes whether there is a proposal, and reports whether that may be taken.
+// propose sets whether there is a proposal, and reports whether it may be accepted.
 func (l *Life) propose(is bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,7 +122,7 @@ func (l *Life) propose(is bool) bool {
 	return l.proposed
 }
 
-// Failed notes why a connection has not moved.
+// Failed keeps and counts the reason why a connection has not moved.
 func (l *Life) Failed(why *session.Unavailable) {
 	l.why.Store(why)
 	Count(func(n *Counters) { n.Fallbacks[why.Reason]++ })
@@ -136,7 +136,7 @@ var (
 	errDescriptor = &session.Unavailable{Reason: session.ReasonStays, Err: errors.New("the program has taken its descriptor")}
 )
 
-// WhyOnTCP is why a connection is on TCP.
+// WhyOnTCP returns why a connection is on TCP.
 func WhyOnTCP(c *sanconn.Conn) *session.Unavailable {
 	h := newconn.HandleOf(c)
 	switch why := lifeOf(h).why.Load(); {
@@ -147,5 +147,5 @@ func WhyOnTCP(c *sanconn.Conn) *session.Unavailable {
 	case why != nil:
 		return why
 	}
-	return unused // it moves just now, or has come back
+	return unused // it is moving now, or has come back
 }

@@ -20,27 +20,26 @@ import (
 )
 
 const (
-	// FirstUse is for how much use a connection by TCP moves: 32 turns, as sanconn counts them.
-	// By then one of round trips has cost about as much more than on a SAN as the move costs, so one
-	// that ends soon, or goes on, costs at most twice what was best for it. For a stream of large
-	// Writes the move pays later, from 4 to 16 MiB on. See docs/PERFORMANCE.md, "When it pays to
-	// move".
+	// FirstUse is the use in bytes after which a connection moves: 32 turns, as sanconn counts them. By
+	// then a connection of round trips has lost to TCP about as much time as the move costs. So whether
+	// it ends soon or goes on, it costs at most twice what was best for it. For a stream of large
+	// Writes the move pays later, from 4 to 16 MiB on. See docs/PERFORMANCE.md, "When it pays to move".
 	FirstUse = 1 << 20
 
-	// A move that fails is tried again after so many times as much use, and so on: a busy connection
-	// has soon had a few tries in vain, while its peer was stopped or out of descriptors for seconds,
-	// and is the one that gains most. A terabyte takes ten.
+	// MoreUse is the factor by which the use for the next attempt grows after each failure. A busy
+	// connection soon fails a few times, while its peer is stopped or out of descriptors for seconds,
+	// although it gains most from a move. A terabyte of use makes ten attempts.
 	MoreUse = 4
 )
 
 // Plan is how a dialer's connections move.
 type Plan struct {
 	Choice
-	AtOnce bool // without waiting until they have been used
-	Either bool // it may as well be the accepted end, for which it is no failure that nobody is found
+	AtOnce bool // they move without having been used
+	Either bool // this may be the accepted end, for which it is no failure that no process is found
 }
 
-// Begin makes a connection of one that has been dialed by TCP; began: since when.
+// Begin makes a Conn around a TCP connection whose dial began at the time began.
 func (p *Plan) Begin(tcp *net.TCPConn, began time.Time) *sanconn.Conn {
 	l := &Life{dialed: true, Plan: p}
 	l.why.Store(unused)
@@ -52,7 +51,7 @@ func (p *Plan) Begin(tcp *net.TCPConn, began time.Time) *sanconn.Conn {
 	return c.(*sanconn.Conn)
 }
 
-// MoveAtOnce moves a connection without waiting until it has been used, if that is wanted.
+// MoveAtOnce moves a connection before it has been used, if the plan is AtOnce.
 func (p *Plan) MoveAtOnce(c *sanconn.Conn) {
 	if p.AtOnce {
 		h := newconn.HandleOf(c)
@@ -61,10 +60,10 @@ func (p *Plan) MoveAtOnce(c *sanconn.Conn) {
 	}
 }
 
-// move tries each provider in turn. It returns why the first, which is preferred, does not
-// carry the connection, if none does; or, if the other end refuses one, that. One that has found
-// the other end's host, and may carry it as soon as that has been accepted, is the last: or a
-// connection within a host went by its NIC.
+// move tries each provider in turn until the connection moves. Otherwise it returns the first
+// provider's reason, as that one is preferred, or the reason of a provider by which the other end has
+// refused. If a provider has found the other end's host, but the other end has not been accepted yet,
+// no further provider is tried: a connection within a host would go through the NIC.
 func (p *Plan) move(ctx context.Context, h newconn.Handle) *session.Unavailable {
 	if lifeOf(h).proof.Guessed() {
 		return errTooManyGuesses
@@ -75,19 +74,19 @@ func (p *Plan) move(ctx context.Context, h newconn.Handle) *session.Unavailable 
 		switch {
 		case err == nil:
 			return nil
-		case errors.Is(err, newconn.ErrNoAnswer), // it may move yet, and nowhere else
-			errors.Is(err, newconn.ErrClaimed), // whoever is tried
+		case errors.Is(err, newconn.ErrNoAnswer), // it may still move, and to no other provider
+			errors.Is(err, newconn.ErrClaimed), // so for every provider
 			errors.Is(err, hello.ErrNotAccepted), errors.Is(err, hello.ErrUnknown), errors.Is(err, hello.ErrUndecided), errors.Is(err, newconn.ErrNotTaken):
 			return reason.Of(err)
-		case why == nil, reason.Is(err, session.ReasonRefused): // it is not tried again
+		case why == nil, reason.Is(err, session.ReasonRefused): // a refused connection is not tried again
 			why = reason.Of(err)
 		}
 	}
 	return why
 }
 
-// moveOpen is move for a dial that waits, which does not try again where the other end has closed or reset
-// the connection meanwhile.
+// moveOpen is move for a dial that waits. It fails for good if the other end has closed or reset the
+// connection meanwhile.
 func (p *Plan) moveOpen(ctx context.Context, h newconn.Handle) *session.Unavailable {
 	why := p.move(ctx, h)
 	if why == nil || !reason.Is(why, session.ReasonNoListener, session.ReasonTimeout) || errors.Is(why, newconn.ErrNoAnswer) {
@@ -99,8 +98,8 @@ func (p *Plan) moveOpen(ctx context.Context, h newconn.Handle) *session.Unavaila
 	return &session.Unavailable{Reason: session.ReasonStays, Err: fmt.Errorf("the other end has ended the TCP connection: %w; before that: %v", syscall.ECONNRESET, why)}
 }
 
-// MoveNow moves a connection that must not be used before, in its turn and once its other end
-// has been accepted.
+// MoveNow moves a connection that must not be used before. It waits for the connection's turn, and
+// until its other end has been accepted.
 func (p *Plan) MoveNow(ctx context.Context, c *sanconn.Conn) *session.Unavailable {
 	h := newconn.HandleOf(c)
 	done := make(chan *session.Unavailable, 1)
@@ -113,7 +112,7 @@ func (p *Plan) MoveNow(ctx context.Context, c *sanconn.Conn) *session.Unavailabl
 			}
 		}
 		return why
-	case <-ctx.Done(): // the job ends with it
+	case <-ctx.Done(): // the job ends then, too
 		if why := j.Passing(); why != nil {
 			return &session.Unavailable{Reason: why.Reason, Err: fmt.Errorf("%w: %w", ctx.Err(), why.Err)}
 		}
@@ -121,8 +120,9 @@ func (p *Plan) MoveNow(ctx context.Context, c *sanconn.Conn) *session.Unavailabl
 	}
 }
 
-// moveLater moves a connection in the background. atOnce: as soon as its other end has been
-// accepted. urgent: likewise, as a program waits for that; in vain, it is no reason to try less often.
+// moveLater moves a connection in the background. atOnce: it waits until the other end has been
+// accepted. urgent: likewise, as the program waits for the move; its failure does not make later
+// attempts rarer.
 func (p *Plan) moveLater(h newconn.Handle, atOnce, urgent bool) {
 	l := lifeOf(h)
 	p.inTurn(context.Background(), h, p.move, atOnce || urgent, func(why *session.Unavailable) {
@@ -130,7 +130,7 @@ func (p *Plan) moveLater(h newconn.Handle, atOnce, urgent bool) {
 			l.tries.Store(0)
 			return
 		}
-		if h.Shut() { // so nothing has been found out of its other end, which may have gone
+		if h.Shut() { // then the attempt shows nothing about the other end, which may have gone
 			if l.why.Load() != unused {
 				return
 			}
@@ -141,7 +141,7 @@ func (p *Plan) moveLater(h newconn.Handle, atOnce, urgent bool) {
 			return
 		}
 		if p.Either && why.Reason == session.ReasonNoListener {
-			l.why.CompareAndSwap(cmp.Or(l.own, unused), notProposed) // what it would be of the accepted end
+			l.why.CompareAndSwap(cmp.Or(l.own, unused), notProposed) // the reason that an accepted end has
 		} else {
 			l.own = why
 			l.Failed(why)
@@ -159,10 +159,10 @@ func (p *Plan) moveLater(h newconn.Handle, atOnce, urgent bool) {
 	})
 }
 
-// Queue has connections move, those that a dial waits for and those in the background.
+// Queue schedules all moves: those that a dial waits for and those in the background.
 var Queue movers.Scheduler
 
-// inTurn moves a connection, by move, when it is its turn.
+// inTurn calls move for a connection when it is the connection's turn.
 func (p *Plan) inTurn(ctx context.Context, h newconn.Handle, move func(context.Context, newconn.Handle) *session.Unavailable, waits bool, done func(*session.Unavailable)) *movers.Job {
 	j := &movers.Job{
 		Peer:      h.TCP().RemoteAddr().(*net.TCPAddr).AddrPort(),

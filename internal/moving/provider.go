@@ -16,33 +16,34 @@ import (
 type Provider interface {
 	Name() string
 
-	// Move moves a connection that this process has dialed: it connects to the process at the
-	// other end, and proposes the move to it (Propose). The error is preferably a *session.Unavailable.
-	// hello.ErrNotAccepted, hello.ErrUnknown and hello.ErrUndecided keep the connection from the
-	// providers behind this one.
+	// Move moves a connection that this process has dialed: it connects to the process at the other
+	// end, and proposes the move to it (Propose). The error should be a *session.Unavailable. After
+	// hello.ErrNotAccepted, hello.ErrUnknown and hello.ErrUndecided the following providers are not
+	// tried.
 	Move(ctx context.Context, h newconn.Handle, s Settings) error
 
-	// NeedsStamp reports whether Move may need the stamp of a connection that was dialed, which is
-	// known only before that is used. It is part of each dial.
+	// NeedsStamp reports whether Move may need the stamp of a dialed connection, which can be read only
+	// before the connection is used. It is called in each dial.
 	NeedsStamp(tcp *net.TCPConn, s Settings) bool
 
-	// Listen has the processes at other ends find this one for the connections that a TCP
-	// listener accepts. It hands over each endpoint by which one may propose to move (Receive). The
-	// error is preferably a *session.Unavailable.
+	// Listen lets the dialers of a TCP listener's connections find this process. It calls Receive with
+	// each endpoint by which a process may propose to move one. The error should be a
+	// *session.Unavailable.
 	Listen(tcp *net.TCPListener, s Settings) (Acceptor, error)
 
-	// Hold has them find this process for one connection that it has accepted, whoever listens,
-	// until Close. It returns nil where only a listener is found.
+	// Hold lets the dialer of one accepted connection find this process until Close, whichever process
+	// listens. It returns nil if only listeners can be found.
 	Hold(tcp *net.TCPConn, s Settings) (io.Closer, error)
 
-	// Stamps reports whether connections may be told by their stamps, which TCP has to keep.
+	// Stamps reports whether dialers may prove their connections by stamps, for which TCP has to save
+	// SYNs.
 	Stamps(s Settings) bool
 }
 
 // Acceptor is a provider's part of a listener.
 type Acceptor interface {
-	// Lacks returns why it does not take connections now, nil: it does. all: it takes none, or else
-	// none from other network namespaces.
+	// Lacks returns why no connections are taken now, or nil. all: none is taken; otherwise those of
+	// this network namespace are.
 	Lacks() (why error, all bool)
 
 	io.Closer
@@ -52,43 +53,43 @@ type Acceptor interface {
 type Came struct {
 	session.Endpoint
 	Provider string
-	User     *uint32 // whose the process is, if the kernel knows it; then it is of this network namespace
-	outside  bool    // the process is to be of another network namespace of this host
+	User     *uint32 // the process's user, if the kernel tells; then the process is in this network namespace
+	outside  bool    // the process has to be in another network namespace of this host
 }
 
 // Choice is what connections may move to, and how.
 type Choice struct {
 	Providers []Provider           // in order of preference
-	Without   *session.Unavailable // why there are none, or none is tried
+	Without   *session.Unavailable // why there are none, or why none is tried
 	Settings  Settings
 }
 
-// Settings are what dialers and listeners hand down to providers.
+// Settings are what dialers and listeners pass to providers.
 type Settings struct {
 	Session session.Config
 	Attempt time.Duration // bounds an attempt to move
-	V6Only  bool          // for Listen: take no IPv4
-	Zone    string        // for Listen: the zone of the address that was given
+	V6Only  bool          // for Listen: no IPv4
+	Zone    string        // for Listen: the zone of the address
 
 	// Of shm:
-	Namespace uint64 // of what was accepted, or its listener; 0: not known
+	Namespace uint64 // the network namespace of an accepted connection or a listener; 0: not known
 	Dir       string // for other network namespaces of this host; "": none
 
 	// Of verbs:
 	RDMA         RDMA
-	Subnets      []netip.Prefix // that it may serve; nil: all
+	Subnets      []netip.Prefix // the peers that may be served; nil: all
 	SharedDomain bool
 }
 
-// RDMA is san.RDMA.
+// RDMA is the type behind san.RDMA.
 type RDMA struct {
 	IWARPOffset                            int
 	WithoutCM                              bool
 	TrafficClass, ServiceLevel, AckTimeout uint8
 }
 
-// Names are all that programs and operators may name, in order of preference: also the providers
-// that this build does not have.
+// Names returns the providers that programs and operators may name, in order of preference, including
+// those that this build does not have.
 func Names() (names []string) {
 	for _, p := range Registry {
 		names = append(names, p.Name())

@@ -22,8 +22,8 @@ type shmProvider struct{}
 
 func (shmProvider) Name() string { return shm.Name }
 
-// Move asks the processes that accept connections of the port, one after the other, until one
-// has the other end of this one.
+// Move proposes the move to the processes that accept connections on the port, one after the other,
+// until it has found the one with the connection's other end.
 func (shmProvider) Move(ctx context.Context, h newconn.Handle, s Settings) error {
 	tcp := h.TCP()
 	if tcpid.IsMPTCP(tcp) {
@@ -53,11 +53,11 @@ func (shmProvider) Move(ctx context.Context, h newconn.Handle, s Settings) error
 		To:   ends.Remote,
 		User: peer.UID,
 		Propose: func(ctx context.Context, ep session.Endpoint) error {
-			// The kernel has told whose process it is.
+			// The kernel has told the process's user, so the answer needs no proof.
 			return Propose(ctx, ep, s.Session, h, proposed, func(hello.Answer) error { return nil })
 		},
 	}.Run(ctx)
-	if reason.Is(err, session.ReasonNoListener) { // in this thread's network namespace
+	if reason.Is(err, session.ReasonNoListener) { // searched in this thread's network namespace, which may be the wrong one
 		if elsewhere := tcpid.CheckThread(tcp); errors.Is(elsewhere, tcpid.ErrNotHere) {
 			err = &session.Unavailable{Reason: session.ReasonNotServed, Err: fmt.Errorf("shm: %w", elsewhere)}
 		}
@@ -65,8 +65,8 @@ func (shmProvider) Move(ctx context.Context, h newconn.Handle, s Settings) error
 	return err
 }
 
-// moveOutside looks for the process in the directory, and proves by the connection's stamp, both
-// ways, that it has the other end.
+// moveOutside looks for the process in the directory. Both ends prove by the connection's stamp that
+// they hold the connection.
 func moveOutside(ctx context.Context, h newconn.Handle, s Settings, ends tcpid.Ends) error {
 	return lifeOf(h).prove(h.TCP(), func(stamp tcpid.Stamp) error {
 		return finding.Search{
@@ -79,7 +79,7 @@ func moveOutside(ctx context.Context, h newconn.Handle, s Settings, ends tcpid.E
 	})
 }
 
-// mayBeOutside reports whether an address may be one of another network namespace of this host.
+// mayBeOutside reports whether an address may be in another network namespace of this host.
 func mayBeOutside(remote netip.AddrPort, s Settings) bool {
 	return s.Dir != "" && !remote.Addr().IsLoopback()
 }
@@ -88,7 +88,7 @@ func (shmProvider) NeedsStamp(tcp *net.TCPConn, s Settings) bool {
 	return mayBeOutside(tcp.RemoteAddr().(*net.TCPAddr).AddrPort(), s)
 }
 
-// Stamps reports whether there is a directory, where connections are told by their stamps.
+// Stamps reports whether there is a directory, as connections through it are proved by stamps.
 func (shmProvider) Stamps(s Settings) bool { return s.Dir != "" }
 
 func (shmProvider) Listen(tcp *net.TCPListener, s Settings) (Acceptor, error) {

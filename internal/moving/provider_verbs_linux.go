@@ -19,7 +19,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// verbsProvider is the provider for connections to other hosts.
+// verbsProvider is the provider between hosts.
 type verbsProvider struct{}
 
 func (verbsProvider) Name() string { return verbs.Name }
@@ -39,14 +39,14 @@ func (verbsProvider) config(s Settings) verbs.Config {
 	}
 }
 
-// NeedsStamp implements Provider. A queue pair has always to be made. Whether a device serves the
-// destination takes a look at routes and interfaces, for which no dial waits: Move has that.
+// NeedsStamp implements Provider. Whether a device serves the destination depends on routes and
+// interfaces; no dial waits for that look, which Move takes.
 func (verbsProvider) NeedsStamp(tcp *net.TCPConn, _ Settings) bool {
 	return (rdmalink.Loopback() || !tcp.RemoteAddr().(*net.TCPAddr).IP.IsLoopback()) && verbs.HaveDevices()
 }
 
-// served returns the device that serves a connection's destination. Without descriptors, or memory,
-// it is not known whether there is one.
+// served returns the device that serves a connection's destination. An error for lack of descriptors or
+// memory leaves open whether there is one.
 func (verbsProvider) served(tcp *net.TCPConn, cfg verbs.Config) (device string, err error) {
 	route, _ := routeOf(tcp)
 	route.Source = zoned(tcp.LocalAddr()).Addr()
@@ -57,19 +57,19 @@ func (verbsProvider) served(tcp *net.TCPConn, cfg verbs.Config) (device string, 
 	return device, err
 }
 
-// zoned is an address with its zone, without which a link-local one is reached by no interface.
+// zoned returns an address with its zone, which a link-local address needs.
 func zoned(tcp net.Addr) netip.AddrPort {
 	a := tcp.(*net.TCPAddr).AddrPort()
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
 
-// Stamps reports whether there is a device, whose connections are told by their stamps.
+// Stamps reports whether there is a device, as connections over RDMA are proved by stamps.
 func (verbsProvider) Stamps(Settings) bool { return verbs.HaveDevices() }
 
 func (verbsProvider) Hold(*net.TCPConn, Settings) (io.Closer, error) { return nil, nil }
 
-// Move connects by the TCP connection's route, to the port that it has, and shows by the
-// connection's stamp that both are of the same two ends.
+// Move connects by the TCP connection's route to the port of the TCP connection, and proves by the
+// connection's stamp that both are between the same ends.
 func (p verbsProvider) Move(ctx context.Context, h newconn.Handle, s Settings) error {
 	tcp := h.TCP()
 	ends, err := tcpid.EndsOf(tcp)
@@ -98,7 +98,7 @@ func (p verbsProvider) Move(ctx context.Context, h newconn.Handle, s Settings) e
 	})
 }
 
-// routeOf is what of a socket's options decides its route, and its traffic class.
+// routeOf returns the options of a socket that decide its route, and its traffic class.
 func routeOf(tcp *net.TCPConn) (r verbs.Route, class uint8) {
 	rc, err := tcp.SyscallConn()
 	if err != nil {
@@ -113,7 +113,7 @@ func routeOf(tcp *net.TCPConn) (r verbs.Route, class uint8) {
 	return r, class
 }
 
-// trafficClass is a socket's TOS or traffic class.
+// trafficClass returns a socket's TOS or traffic class.
 func trafficClass(fd int) uint8 {
 	if v, err := unix.GetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TCLASS); err == nil && v > 0 {
 		return uint8(v)
@@ -153,14 +153,14 @@ func (p verbsProvider) Listen(tcp *net.TCPListener, s Settings) (Acceptor, error
 
 type verbsAcceptor struct{ *verbs.Listener }
 
-// Lacks implements Acceptor: another process may have to end its listener first.
+// Lacks implements Acceptor. Another process may have to close its listener first.
 func (a verbsAcceptor) Lacks() (why error, all bool) {
 	why = a.Waiting()
 	return why, why != nil
 }
 
-// admit decides about a request before its queue pair is made, by the connection that it is for.
-// What the host's packet filter keeps from TCP has none.
+// admit decides about a request before its queue pair is made, by the TCP connection that the request
+// names. Connections that the host's packet filter keeps from TCP are not in the table.
 func admit(local, remote netip.AddrPort, proof uint16) error {
 	c := accepted.at(tcpid.Ends{Local: local, Remote: remote})
 	if c == nil {

@@ -1,8 +1,8 @@
 //go:build !race
 
-// Package raceedge gives the race detector the edge from each Write to each Read that
-// package syscall's ioSync gives it for sockets: a program that holds both ends of a
-// connection hands variables over with the bytes. Without the detector it does nothing.
+// Package raceedge tells the race detector that a Write comes before each later Read, as package
+// syscall does for sockets with ioSync: a program that holds both ends of a connection passes variables
+// along with the bytes. Without the race detector it does nothing.
 package raceedge
 
 // Release is called before bytes, or their end, go to the peer.

@@ -7,8 +7,8 @@ import (
 	"unsafe"
 )
 
-// ioSync stands for all connections, as in package syscall: what was written cannot be
-// traced to the Read that gets it.
+// ioSync stands for all connections, as in package syscall: it is not known which Write a Read gets its
+// bytes from.
 var ioSync int64
 
 // Release is called before bytes, or their end, go to the peer.

@@ -1,14 +1,14 @@
-// Package rdmalink is where a program may set which RDMA devices its network interfaces have,
-// where the kernel has none: a simulated device's (test/hwsim). Package verbs looks here
-// before it looks in sysfs.
+// Package rdmalink lets a program set which RDMA device a network interface has, for the simulated
+// device of test/hwsim, which the kernel does not know. Package verbs looks here before it looks in
+// sysfs.
 package rdmalink
 
-// Simulated has the devices by interface, in the place of the kernel's; nil: the kernel's
-// count. It is set before package san is used, and not after.
+// Simulated maps interface names to device names, in place of what the kernel reports. nil: the
+// kernel's devices are used. It is set before package san is used, and never afterwards.
 var Simulated map[string]string
 
-// loopback is the loopback interface's name, in each network namespace of Linux.
+// loopback is the name of the loopback interface in each network namespace of Linux.
 const loopback = "lo"
 
-// Loopback reports whether loopback addresses are served. The kernel's devices never do.
+// Loopback reports whether a device serves loopback addresses. None of the kernel's devices does.
 func Loopback() bool { return Simulated[loopback] != "" }

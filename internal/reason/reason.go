@@ -1,4 +1,4 @@
-// Package reason tells why a connection does not move, by the error of what has tried.
+// Package reason finds why a connection does not move, from the error of an attempt.
 package reason
 
 import (
@@ -12,7 +12,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Of is why a connection does not move, by the error of an attempt.
+// Of returns why a connection does not move: the *Unavailable in err, or one with the reason that err
+// implies.
 func Of(err error) *session.Unavailable {
 	why := new(session.Unavailable)
 	if errors.As(err, &why) {
@@ -21,13 +22,13 @@ func Of(err error) *session.Unavailable {
 	return &session.Unavailable{Reason: impliedBy(err), Err: err}
 }
 
-// Is reports whether an error is an *Unavailable for one of these reasons.
+// Is reports whether err is an *Unavailable with one of these reasons.
 func Is(err error, reasons ...session.Reason) bool {
 	var why *session.Unavailable
 	return errors.As(err, &why) && slices.Contains(reasons, why.Reason)
 }
 
-// impliedBy is the reason that an error implies.
+// impliedBy returns the reason that an error implies.
 func impliedBy(err error) session.Reason {
 	var errno syscall.Errno
 	switch {
@@ -35,7 +36,7 @@ func impliedBy(err error) session.Reason {
 		return session.ReasonTimeout
 	case errors.Is(err, context.Canceled):
 		return session.ReasonCanceled
-	case errors.Is(err, net.ErrClosed), errors.Is(err, syscall.EPIPE): // by an end of it, meanwhile
+	case errors.Is(err, net.ErrClosed), errors.Is(err, syscall.EPIPE): // an end was closed during the attempt
 		return session.ReasonStays
 	case errors.As(err, &errno):
 		switch errno {

@@ -1,4 +1,4 @@
-// Package sockdiag asks the kernel for sockets, by netlink.
+// Package sockdiag queries the kernel's lists of sockets by netlink (sock_diag).
 package sockdiag
 
 import (
@@ -14,14 +14,14 @@ import (
 
 var ne = binary.NativeEndian
 
-// Open returns a socket that asks for those of the calling thread's network namespace.
+// Open returns a socket for queries about the calling thread's network namespace.
 func Open() (fd int, err error) {
 	return unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_SOCK_DIAG)
 }
 
-// Ask sends a request, whose first byte is a family of sockets, and returns what the kernel says of
-// one, or with NLM_F_DUMP of each. It does not block. room is for its messages; those for an earlier
-// request, which had another seq, are passed over.
+// Ask sends a request, whose first byte is an address family, and returns the kernel's messages: one
+// about a socket, or with NLM_F_DUMP one about each socket. It does not block. Messages are read into
+// room. Those that answer an earlier request, with another seq, are skipped.
 func Ask(fd int, flags uint16, seq uint32, request, room []byte) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		m := append(make([]byte, unix.SizeofNlMsghdr, 128), request...)
@@ -50,20 +50,20 @@ func Ask(fd int, flags uint16, seq uint32, request, room []byte) iter.Seq2[[]byt
 	}
 }
 
-// UnixListeners calls each for the unix sockets that listen in the calling thread's network
-// namespace: with the name, which begins with 0 if it is abstract, and with the user whose it is, -1
-// before Linux 5.3, which does not tell. Any user may have made a hundred thousand, which take half
-// a microsecond each, until ctx ends.
+// UnixListeners calls each for every listening unix socket of the calling thread's network namespace:
+// with the socket's name, which begins with a zero byte if it is abstract, and with the user that owns
+// the socket, or -1 before Linux 5.3, which does not tell. It ends with an error when ctx ends: any
+// user may have made a hundred thousand sockets, which take half a microsecond each.
 func UnixListeners(ctx context.Context, each func(name []byte, user int64)) error {
 	fd, err := Open()
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)                                                                // and with it what is left of the answer
+	defer unix.Close(fd)                                                                // and the rest of the answer with it
 	request := [24]byte{0: unix.AF_UNIX}                                                // include/uapi/linux/unix_diag.h: unix_diag_req
 	ne.PutUint32(request[4:], 1<<10)                                                    // TCP_LISTEN
 	ne.PutUint32(request[12:], 1|1<<6)                                                  // UDIAG_SHOW_NAME, UDIAG_SHOW_UID
-	for m, err := range Ask(fd, unix.NLM_F_DUMP, 0, request[:], make([]byte, 32<<10)) { // it sends no more at once
+	for m, err := range Ask(fd, unix.NLM_F_DUMP, 0, request[:], make([]byte, 32<<10)) { // the most that the kernel sends at once
 		if err = cmp.Or(err, ctx.Err()); err != nil {
 			return err
 		}
@@ -72,7 +72,7 @@ func UnixListeners(ctx context.Context, each func(name []byte, user int64)) erro
 	return nil
 }
 
-// parseUnix reads a unix_diag_msg, which has 16 bytes, and the attributes behind it.
+// parseUnix reads a unix_diag_msg, which has 16 bytes, and the attributes that follow it.
 func parseUnix(m []byte) (name []byte, user int64) {
 	user = -1
 	for m = m[min(16, len(m)):]; len(m) >= unix.SizeofNlAttr; {

@@ -2,7 +2,7 @@
 
 package spin
 
-// procyield executes n PAUSEs, n > 0, the processor's hint of a polling loop.
+// procyield executes n PAUSE instructions, the processor's hint of a polling loop; n > 0.
 //
 //go:noescape
 func procyield(n uint32)

@@ -2,7 +2,7 @@
 
 package spin
 
-// procyield executes n turns of an empty loop, which the compiler leaves there.
+// procyield executes an empty loop n times, which the compiler does not remove.
 func procyield(n uint32) {
 	for range n {
 	}

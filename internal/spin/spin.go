@@ -1,18 +1,20 @@
-// Package spin decides how a wait polls before it sleeps. It is the same for a ring of
-// shared memory and for a device.
+// Package spin decides how a wait polls before it sleeps. It is the same for a ring in shared memory
+// and for a device.
 //
-// A peer that is at work answers within a microsecond, so a wait first polls with PAUSE
-// between its looks, for pauseFor. Then, between two looks, it lets other goroutines run
-// and yields the processor to other threads, since the peer may share it, until the time
-// that polling is worth is up; then the caller arms the endpoint and sleeps. If a yield
-// takes long, others need the processor, and it sleeps at once: a sleeper is woken ahead
-// of them; if it takes as long as a thread of another program does, no wait in this process
-// polls for a while, longer each time. A wait that polling did not end lets the next one of
-// its direction go without it, and twice as many each further time. One processor is left
-// to goroutines that work. If PAUSE alone did not end one of the waits before, goroutines
-// that are ready run first, and once a microsecond: a Read has often made one ready
-// (net/http's reader does so with each response), which would otherwise wait until this one
-// sleeps.
+// A peer that is working answers within a microsecond. So a wait first polls with PAUSE instructions
+// between its looks, for pauseFor. Afterwards, between two looks, it lets other goroutines run and
+// yields the processor to other threads, as the peer may share the processor. When the polling time is
+// up, the caller arms the endpoint and sleeps.
+//
+// A yield that takes long shows that others need the processor. Then the wait sleeps at once, because
+// the scheduler runs a woken sleeper ahead of them. If the yield takes as long as a time slice of
+// another program, no wait in this process polls for a while, and longer each further time. After a
+// wait that polling did not end, the next wait of its direction does not poll, and twice as many each
+// further time. One processor is left to goroutines that work.
+//
+// After a wait that PAUSE alone did not end, the next waits let goroutines that are ready run first,
+// and once a microsecond. A Read has often made one ready (net/http's reader does so with each
+// response), which would otherwise not run before this one sleeps.
 package spin
 
 import (
@@ -24,50 +26,49 @@ import (
 )
 
 const (
-	// pauseFor covers a piece of the peer's work such as net/http's between two messages, but
-	// hardly a context switch.
+	// pauseFor is longer than the peer's work between two messages, as in net/http, and shorter than
+	// most context switches.
 	pauseFor = 40 * time.Microsecond
-	// pauseEach is the time between two polls with PAUSE: about what fetching the cache
-	// line costs that the peer has written.
+	// pauseEach is the time between two looks with PAUSE: about what it costs to fetch the cache line
+	// that the peer has written.
 	pauseEach = 50 * time.Nanosecond
-	// 1/crowdedShare of the polling time is the longest that a yield may take: two context
-	// switches and a short piece of the peer's work.
+	// The longest that a yield may take is 1/crowdedShare of the polling time: two context switches and
+	// a short piece of the peer's work.
 	crowdedShare = 2
-	// othersTake is longer than a Gosched that finds none to run. The time that others
-	// run does not count as polling, up to othersShare times the polling time: then there
-	// are too many.
+	// othersTake is longer than a Gosched that finds no goroutine to run. The time that other
+	// goroutines run does not count as polling, up to othersShare times the polling time. Beyond that
+	// there are too many of them.
 	othersTake  = 2 * time.Microsecond
 	othersShare = 8
-	// shareWaits is for how many waits goroutines that are ready run first, after one that
-	// PAUSE alone did not end. net/http reads a response of 100 KiB in a dozen Reads, most of
-	// which wait for a microsecond; the requester is ready behind the last.
+	// shareWaits is how many waits let ready goroutines run first, after a wait that PAUSE alone did
+	// not end. net/http reads a response of 100 KiB in a dozen Reads, most of which wait for a
+	// microsecond; the requester is ready after the last one.
 	shareWaits = 8
-	// strangerTakes is longer than what a peer with many connections does at a time, and
-	// shorter than a turn of the system's scheduler. A yield that takes as long has given
-	// that turn to another program: polling ends for crowdedFirst, and longer each time, up
-	// to crowdedMost, so that fewer than one wait in a hundred loses a turn that way.
+	// strangerTakes is longer than a peer with many connections works at a time, and shorter than a
+	// time slice of the system's scheduler. A yield that takes as long has given another program a time
+	// slice. Then polling ends for crowdedFirst, and longer each time, up to crowdedMost, so that fewer
+	// than one wait in a hundred loses its processor that way.
 	strangerTakes = 2 * time.Millisecond
 	crowdedFirst  = 4 * time.Millisecond
 	crowdedMost   = 256 * time.Millisecond
-	// maxSkip waits in a row, at most, do without polling, so that an idle connection
-	// hardly polls.
+	// maxSkip is the most waits in a row that do not poll, so that an idle connection hardly polls.
 	maxSkip = 64
 	// drainFor is how long Drain pauses.
 	drainFor = 1500 * time.Nanosecond
 )
 
-// pace is the time above in terms of the processor's PAUSE, which takes 2 ns on some
-// processors, 50 ns on others, and 200 ns where it is emulated.
+// pace has the times above in PAUSE instructions of this processor. One takes 2 ns on some processors,
+// 50 ns on others, and 200 ns where it is emulated.
 type pace struct {
-	each  uint32 // PAUSEs between two polls
-	micro int    // polls in a microsecond
+	each  uint32 // PAUSEs between two looks
+	micro int    // looks in a microsecond
 	drain uint32 // PAUSEs in drainFor
 }
 
 var measured = sync.OnceValue(func() pace {
 	const pauses = 64
 	took := time.Duration(math.MaxInt64)
-	for range 5 { // the minimum, as any disturbance makes it longer
+	for range 5 { // the least time counts, as disturbances only add time
 		began := nanotime()
 		procyield(pauses)
 		took = min(took, time.Duration(nanotime()-began))
@@ -80,15 +81,14 @@ var measured = sync.OnceValue(func() pace {
 // polling counts the goroutines of this process that poll.
 var polling atomic.Int32
 
-// crowd is what is seen here of other programs that need the processors.
+// crowd is what this process has seen of other programs that need the processors.
 var crowd struct {
-	until atomic.Int64 // nanotime until which no wait polls; 0: each may
-	span  atomic.Int64 // how long that is, or was the last time, ns
-	ended atomic.Int64 // nanotime at which that ends, or ended the last time
+	until atomic.Int64 // nanotime until which no wait polls; 0: waits may poll
+	span  atomic.Int64 // the length of the present or last such time, ns
+	ended atomic.Int64 // nanotime at which the present or last such time ends
 }
 
-// noteStranger ends polling for a while: for twice as long as the last time, if that was
-// not long ago.
+// noteStranger ends polling for a while: for twice as long as the last time if that was recent.
 func noteStranger(now int64) {
 	span := crowd.span.Load()
 	if now-crowd.ended.Load() > span {
@@ -100,7 +100,7 @@ func noteStranger(now int64) {
 	crowd.until.Store(now + span)
 }
 
-// isCrowded reports whether no wait is to poll now.
+// isCrowded reports whether no wait may poll now.
 func isCrowded() bool {
 	until := crowd.until.Load()
 	if until == 0 {
@@ -115,23 +115,23 @@ func isCrowded() bool {
 
 // History is what one direction of a connection remembers of its waits.
 type History struct {
-	skip, penalty int // waits left that do not poll, and how many there were at first
+	skip, penalty int // waits left that do not poll, and how many they were at first
 	share         int // waits left that let other goroutines run first
 }
 
-// Wait is a wait that polls. It is used by one goroutine, from Begin to End.
+// Wait is one wait that polls. One goroutine uses it, from Begin to End, or until Turn returns false.
 type Wait struct {
 	history *History
 	pace    pace
 	limit   int64 // polling time in ns
-	looks   int   // with PAUSE before them
+	looks   int   // looks with a PAUSE before them
 	began   int64 // nanotime, about a microsecond after the first look; 0: not yet
 	others  int64 // how long other goroutines ran, ns
-	yields  bool  // the time of PAUSE alone is over
+	yields  bool  // the time of PAUSE alone is over: yield between looks
 }
 
-// Begin begins a wait that polls for limit at most. It returns false if this one does not
-// poll: limit is 0, polling was in vain lately, or enough others poll.
+// Begin begins a wait that polls for at most limit. It returns false if this wait is not to poll: limit
+// is 0, polling was in vain lately, other programs need the processors, or enough goroutines poll.
 func (w *Wait) Begin(h *History, limit time.Duration) bool {
 	if limit <= 0 {
 		return false
@@ -151,10 +151,10 @@ func (w *Wait) Begin(h *History, limit time.Duration) bool {
 	return true
 }
 
-// Again gives a wait that polls its whole time once more: something has come, and more will.
+// Again gives the wait its whole polling time once more: something has come, and more is expected.
 func (w *Wait) Again() { *w = Wait{history: w.history, pace: w.pace, limit: w.limit} }
 
-// End ends the wait: something came before Turn returned false.
+// End ends the wait, because something came before Turn returned false.
 func (w *Wait) End() {
 	h := w.history
 	h.penalty = 0
@@ -166,8 +166,7 @@ func (w *Wait) End() {
 	polling.Add(-1)
 }
 
-// Turn passes the time until the next look. False: the wait has ended, and it is time to
-// sleep.
+// Turn passes the time until the next look. False: the wait has ended, and the caller is to sleep.
 func (w *Wait) Turn() bool {
 	if w.next() {
 		return true
@@ -197,7 +196,7 @@ func (w *Wait) next() bool {
 	return true
 }
 
-// microsecond is called about once in a microsecond of PAUSEs.
+// microsecond is called about once in a microsecond of PAUSEs. It reports whether polling time is left.
 func (w *Wait) microsecond() bool {
 	if w.looks == 0 {
 		return true // most waits end before they need the time
@@ -211,7 +210,8 @@ func (w *Wait) microsecond() bool {
 	return polled < w.limit
 }
 
-// yield lets everybody else run: goroutines of this process, then other threads.
+// yield lets others run, first goroutines of this process, then other threads, and reports whether to
+// look again.
 func (w *Wait) yield() bool {
 	w.letRun()
 	before := nanotime()
@@ -242,9 +242,8 @@ func (w *Wait) letRun() bool {
 	return true
 }
 
-// Drain pauses for one and a half microseconds. A Read that has drained a stream of small
-// messages does so before it looks again: looking at once would take the ring's cache line
-// from the writer for a single message.
+// Drain pauses for drainFor. A Read that has emptied a stream of small messages does so before it looks
+// again: an immediate look would take the ring's cache line from the writer for a single message.
 func Drain() { procyield(measured().drain) }
 
 var processStart = time.Now()

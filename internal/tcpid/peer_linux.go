@@ -14,9 +14,9 @@ import (
 	"github.com/sanconn/san/internal/sockdiag"
 )
 
-// Cookie is the kernel's number of this end's socket, which no other socket has had since
-// the host started. That of a Multipath TCP socket is not that of its TCP connection, so it
-// equals no cookie that Peer returns.
+// Cookie returns the kernel's number of this end's socket, which no other socket has had since the host
+// started. The cookie of a Multipath TCP socket is not the one of its TCP connection, so Peer never
+// returns it.
 func Cookie(c *net.TCPConn) (uint64, error) {
 	return control(c, cookieOf)
 }
@@ -26,10 +26,10 @@ func cookieOf(fd int) (uint64, error) {
 	return cookie, wrap("SO_COOKIE", err)
 }
 
-// Hold keeps what queries the network namespace of a connection or listener, until it is
-// released. Meanwhile Peer works for connections of that namespace on every thread, and is
-// cheaper. The calling thread has to be in that namespace, unless it is held already: call
-// it where the socket is made.
+// Hold keeps a socket for queries about the network namespace of a connection or listener, until
+// release is called. Meanwhile Peer works for connections of that namespace on every thread, and costs
+// less. Unless the namespace is held already, the calling thread must be in it: call Hold where the
+// socket is made.
 func Hold(c syscall.Conn) (release func(), err error) {
 	netns, err := control(c, namespaceOf)
 	if err != nil {
@@ -42,9 +42,9 @@ func Hold(c syscall.Conn) (release func(), err error) {
 	return sync.OnceFunc(func() { askers.drop(a) }), nil
 }
 
-// Peer gets from the kernel the socket at the other end of a connection. ErrNotHere means
-// that there is none in its network namespace; or that it is bound to an interface that this
-// end is not bound to; or that the kernel lacks the module tcp_diag. It does not block.
+// Peer gets from the kernel the socket at the other end of a connection. ErrNotHere means that the
+// connection's network namespace has no such socket; or that it is bound to an interface to which this
+// end is not bound; or that the kernel lacks the module tcp_diag. Peer does not block.
 func Peer(c *net.TCPConn) (Socket, error) {
 	e, err := EndsOf(c)
 	if err != nil {
@@ -57,11 +57,11 @@ func Peer(c *net.TCPConn) (Socket, error) {
 	return peerOf(e, o)
 }
 
-// own is what Peer needs of this end's socket.
+// own is what Peer needs to know about this end's socket.
 type own struct {
-	netns  uint64 // 0: not known
+	netns  uint64 // the network namespace; 0: not known
 	iface  uint32
-	cookie uint64 // if netns is not known
+	cookie uint64 // only if netns is not known
 }
 
 func ownOf(fd int) (o own, err error) {
@@ -79,7 +79,7 @@ func peerOf(e Ends, o own) (Socket, error) {
 	}
 	defer askers.drop(a)
 	if o.netns == 0 {
-		// Whether this thread is in the connection's namespace shows in whether this end is.
+		// This thread is in the connection's namespace if it finds this end's own socket.
 		s, err := a.ask(e, o.iface)
 		if err != nil {
 			return Socket{}, err
@@ -90,19 +90,20 @@ func peerOf(e Ends, o own) (Socket, error) {
 	}
 	s, err := a.ask(e.Reversed(), o.iface)
 	if err == nil && s.Accepted {
-		// Again: the kernel looks for the user before it looks whether the socket is accepted, which
-		// it may have been in between (inet_diag_msg_attrs_fill in ipv4/inet_diag.c).
+		// Query again. The kernel reads the socket's user before it reads whether the socket is
+		// accepted, and the accept may have come in between (inet_diag_msg_attrs_fill in
+		// ipv4/inet_diag.c).
 		s, err = a.ask(e.Reversed(), o.iface)
 	}
 	return s, err
 }
 
-// errNotThisThread: a network namespace cannot be queried without a thread in it, or a
-// socket that was made there.
+// errNotThisThread: a network namespace can only be queried by a thread in it, or by a socket that was
+// made there.
 var errNotThisThread = fmt.Errorf("%w, and this thread is in another", ErrNotHere)
 
-// namespaceOf returns the kernel's number of a socket's network namespace; 0 if it has none,
-// as before Linux 5.14.
+// namespaceOf returns the kernel's number of a socket's network namespace, or 0 before Linux 5.14,
+// which has no such number.
 func namespaceOf(fd int) (uint64, error) {
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if err == unix.ENOPROTOOPT {
@@ -111,12 +112,11 @@ func namespaceOf(fd int) (uint64, error) {
 	return cookie, wrap("SO_NETNS_COOKIE", err)
 }
 
-// loopbackIndex is that of the lo device in every network namespace. All that stays on the
-// host goes by it.
+// loopbackIndex is the index of lo in every network namespace. All packets within a host pass lo.
 const loopbackIndex = 1
 
-// interfaceOf returns the interface that the other end may be bound to. The kernel does not
-// find a bound socket without it, and an unbound one with any. Sockets with link-local
+// interfaceOf returns the interface for a query of the other end. The kernel finds a socket that is
+// bound to an interface only by that interface, and an unbound one by any. Sockets with link-local
 // addresses are always bound.
 func interfaceOf(fd int) uint32 {
 	if i, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX); err == nil && i > 0 {
@@ -125,14 +125,14 @@ func interfaceOf(fd int) uint32 {
 	return loopbackIndex
 }
 
-// Namespace is the kernel's number of a socket's network namespace; 0: it is not known.
+// Namespace returns the kernel's number of a socket's network namespace, or 0 if it is not known.
 func Namespace(c syscall.Conn) uint64 {
 	n, _ := control(c, namespaceOf)
 	return n
 }
 
-// CheckThread returns an error, which is ErrNotHere, if a connection is not of the calling thread's
-// network namespace, as far as the kernel tells.
+// CheckThread returns an error that is ErrNotHere if the connection is known to be in another network
+// namespace than the calling thread.
 func CheckThread(c *net.TCPConn) error {
 	netns, err := control(c, namespaceOf)
 	if err != nil || netns == 0 {
@@ -145,7 +145,7 @@ func CheckThread(c *net.TCPConn) error {
 	return err
 }
 
-// control calls f with a connection's or listener's descriptor.
+// control calls f with the descriptor of a connection or listener.
 func control[T any](c syscall.Conn, f func(fd int) (T, error)) (v T, err error) {
 	rc, err := c.SyscallConn()
 	if err != nil {
@@ -164,21 +164,21 @@ func wrap(what string, err error) error {
 	return nil
 }
 
-// asker queries the sockets of the network namespace that its own socket was made in.
+// asker queries the sockets of the network namespace in which its own socket was made.
 type asker struct {
 	netns uint64 // 0: not shared
 	uses  int    // guarded by the set's mu
 
-	mu   sync.Mutex // guards what follows; the kernel answers before write returns
+	mu   sync.Mutex // guards the fields below, and is held from the request to the answer: the kernel answers within write
 	fd   int
 	seq  uint32
-	room [1024]byte // for an answer
+	room [1024]byte // for the answer
 }
 
-// askerSet has an asker for each network namespace that is held or being queried. An
-// asker keeps its namespace alive, so it does not outlive its users.
+// askerSet has an asker for each network namespace that is held or is being queried. An asker keeps its
+// namespace alive, so it is closed with its last use.
 type askerSet struct {
-	mu sync.Mutex // guards by; no system call under it
+	mu sync.Mutex // guards by and the askers' uses; no system call is made under it
 	by map[uint64]*asker
 }
 
@@ -194,13 +194,13 @@ func (s *askerSet) get(netns uint64) (*asker, error) {
 	}
 	a := &asker{netns: netns, fd: fd}
 	if first := s.have(netns, a); first != a {
-		unix.Close(fd) // another was quicker
+		unix.Close(fd) // another goroutine was faster
 		return first, nil
 	}
 	return a, nil
 }
 
-// openIn returns a socket for queries, if the calling thread, whose namespace it is of, is in that one.
+// openIn returns a socket for queries, if the calling thread is in the network namespace netns; 0: any.
 func openIn(netns uint64) (fd int, err error) {
 	fd, err = sockdiag.Open()
 	if err != nil {
@@ -217,7 +217,8 @@ func openIn(netns uint64) (fd int, err error) {
 	return fd, nil
 }
 
-// have returns a namespace's asker, with one use more: the one that is there, or else a.
+// have returns a namespace's asker with its uses increased: the present one, or else a, which may be
+// nil.
 func (s *askerSet) have(netns uint64, a *asker) *asker {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,14 +247,14 @@ func (s *askerSet) drop(a *asker) {
 	}
 }
 
-// Request and answer: include/uapi/linux/inet_diag.h.
+// The sizes of request and answer: include/uapi/linux/inet_diag.h.
 const (
 	requestSize = 56 // inet_diag_req_v2
 	answerSize  = 72 // inet_diag_msg
 	anyCookie   = 1<<64 - 1
 )
 
-// ask returns the socket whose own addresses e are.
+// ask returns the socket that has the addresses e, seen from its own end.
 func (a *asker) ask(e Ends, iface uint32) (Socket, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -274,7 +275,7 @@ func requestOf(e Ends, iface uint32) (req [requestSize]byte) {
 	ne := binary.NativeEndian
 	req[0], req[1] = unix.AF_INET6, unix.IPPROTO_TCP
 	if e.Local.Addr().Is4() {
-		req[0] = unix.AF_INET // finds IPv4 over an IPv6 socket as well
+		req[0] = unix.AF_INET // also finds IPv4 connections of IPv6 sockets
 	}
 	ne.PutUint32(req[4:], 1<<32-1) // any state
 	id := req[8:]                  // inet_diag_sockid
@@ -295,7 +296,7 @@ func parseAnswer(m []byte, e Ends) (Socket, error) {
 	if len(m) < answerSize {
 		return Socket{}, errors.New("tcpid: sock_diag: an answer of another kind")
 	}
-	// Where no connection has these addresses, a listener may be found that would take one.
+	// If no connection has these addresses, the kernel may return a listener that would accept one.
 	id := m[4:]
 	found := Ends{getAddr(m[0], id[0:], id[4:20]), getAddr(m[0], id[2:], id[20:36])}
 	if m[1] == stateListen || found != e {

@@ -24,10 +24,10 @@ var (
 	errDiffer = errors.New("tcpid: the kernel's counts of bytes contradict each other")
 )
 
-// Positions returns how many bytes have been written to a connection and read from it so
-// far, by whichever processes had it: for a descriptor that has come from another one.
-// Nobody may read or write meanwhile; the peer may. Urgent data that is yet to be read makes
-// the count of bytes read too large. The error is ErrNotConnected behind a reset.
+// Positions returns how many bytes have been written to a connection and read from it so far, by any
+// process. It is for a descriptor that another process has passed. Nobody may read or write meanwhile,
+// except the peer. Unread urgent data makes the count of bytes read too large. After a reset the error
+// is ErrNotConnected.
 func Positions(c *net.TCPConn) (written, read uint64, err error) {
 	p, err := control(c, positions)
 	return p.written, p.read, err
@@ -39,7 +39,7 @@ func positions(fd int) (p position, err error) {
 	if isMPTCP(fd) {
 		return p, ErrMPTCP
 	}
-	// A look takes about a microsecond, and has to fall between two packets.
+	// One look takes about a microsecond, and counts only if no packet came meanwhile.
 	const looks = 1000
 	before, err := countsOf(fd)
 	if err != nil {
@@ -60,26 +60,27 @@ func positions(fd int) (p position, err error) {
 	return p, errMoving
 }
 
-// IsOpen reports whether neither direction of a connection has been shut here, by whichever process,
-// and the other end has not shut its own for writing.
+// IsOpen reports whether both directions of a connection are open: no process has shut either of them
+// here, and the other end has not shut its own for writing.
 func IsOpen(c *net.TCPConn) (bool, error) { return control(c, isOpen) }
 
 func isOpen(fd int) (bool, error) {
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-	if err != nil || info.State != stateEstablished { // a FIN has gone or come
+	if err != nil || info.State != stateEstablished { // a FIN was sent or has come
 		return false, wrap("TCP_INFO", err)
 	}
-	// What was shut here for reading shows in no state.
+	// A direction that was shut for reading here does not change the state.
 	for {
 		p := [...]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 		_, err := unix.Poll(p[:], 0)
-		if err != unix.EINTR { // POLLERR comes unasked, of the error queue as well
+		if err != unix.EINTR { // POLLERR is always reported, also for the error queue
 			return p[0].Revents&unix.POLLRDHUP == 0, wrap("poll", err)
 		}
 	}
 }
 
-// Sends reports whether a connection still takes bytes to send: it has not ended, and was not shut here.
+// Sends reports whether a connection still takes bytes to send: it has not ended, and is not shut here
+// for writing.
 func Sends(c *net.TCPConn) (bool, error) { return control(c, sends) }
 
 func sends(fd int) (bool, error) {
@@ -90,7 +91,7 @@ func sends(fd int) (bool, error) {
 	return info.State == stateEstablished || info.State == stateCloseWait, nil
 }
 
-// tcpCounts are those of TCP_INFO that positions depend on.
+// tcpCounts are the fields of TCP_INFO from which positions are calculated.
 type tcpCounts struct {
 	state                            uint8
 	acked, received, sent, sentAgain uint64
@@ -105,8 +106,8 @@ func countsOf(fd int) (tcpCounts, error) {
 	return tcpCounts{i.State, i.Bytes_acked, i.Bytes_received, i.Bytes_sent, i.Bytes_retrans, i.Notsent_bytes}, nil
 }
 
-// position takes away what is no byte of the application: a FIN counts as one of those
-// received, acknowledged or not acknowledged, and so does, at the dialer, the SYN.
+// position subtracts what is no byte of the application. A FIN counts as one byte, among those
+// received, acknowledged or not yet acknowledged. At the dialer the SYN counts as one, too.
 func (c tcpCounts) position(unread, unacked uint64) (p position, err error) {
 	var finSent, finReceived uint64
 	switch c.state {
@@ -124,11 +125,11 @@ func (c tcpCounts) position(unread, unacked uint64) (p position, err error) {
 		return p, errDiffer // a connection that was restored (TCP_REPAIR)
 	}
 	p.read = c.received - finReceived - unread
-	p.written = c.acked + unacked - finSent // and the SYN
+	p.written = c.acked + unacked - finSent // one too many at the dialer, for the SYN
 
-	// Whether it was dialed shows in what was sent, which has no SYN. A packet that the
-	// host itself has dropped (a full queue, a filter) was counted and is not there; the
-	// dialer's positions are wrong if all such packets in its life held one byte together.
+	// The bytes sent do not include the SYN, which shows whether the connection was dialed. The kernel
+	// also counts a packet that this host has dropped itself (a full queue, a filter). The dialer's
+	// positions are wrong if all such packets of the connection's life held one byte together.
 	unsent := uint64(c.unsent)
 	if finSent == 1 && unsent > 0 {
 		unsent-- // the FIN

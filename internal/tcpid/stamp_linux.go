@@ -13,7 +13,7 @@ import (
 // include/uapi/linux/tcp.h: tcpi_options
 const (
 	infoTimestamps   = 1
-	infoMicroseconds = 64 // since Linux 6.7, where a route requests it
+	infoMicroseconds = 64 // since Linux 6.7, if the route requests it
 )
 
 var (
@@ -26,9 +26,9 @@ var (
 	errBadSYN       = fmt.Errorf("%w: the saved SYN is not understood", errNoStamp)
 )
 
-// SaveSYN has the kernel keep the SYN of each connection that the listener takes from now
-// on, until acceptorStamp reads it, or the connection is closed: some 100 bytes. A Multipath
-// TCP listener, which is what package net makes by default, cannot do it: ErrMPTCP. See
+// SaveSYN makes the kernel keep the SYN of each connection that the listener accepts from now on, some
+// 100 bytes, until acceptorStamp reads it or the connection is closed. A Multipath TCP listener, which
+// package net makes by default, cannot keep it: the error is ErrMPTCP. See
 // net.ListenConfig.SetMultipathTCP.
 func SaveSYN(l *net.TCPListener) error {
 	_, err := control(l, func(fd int) (struct{}, error) {
@@ -40,37 +40,39 @@ func SaveSYN(l *net.TCPListener) error {
 	return err
 }
 
-// IsMPTCP reports whether a connection's socket is one of Multipath TCP, also where the other end has
-// TCP alone: its cookie is not that of the TCP connection, or there are several.
+// IsMPTCP reports whether a connection's socket is one of Multipath TCP, even if the other end uses TCP
+// alone. The cookie of such a socket is not the one of its TCP connection, of which there may be
+// several.
 func IsMPTCP(c *net.TCPConn) bool {
 	is, err := control(c, func(fd int) (bool, error) { return isMPTCP(fd), nil })
 	return is && err == nil
 }
 
-// isMPTCP reports whether a socket is one of Multipath TCP, whose options and counts are not
-// those of its TCP connection.
+// isMPTCP reports whether a socket is one of Multipath TCP. Its options and counts are not those of its
+// TCP connection.
 func isMPTCP(fd int) bool {
 	p, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
 	return err == nil && p == unix.IPPROTO_MPTCP
 }
 
-// DialerStamps returns what the stamp of a connection may be that was dialed, the likelier
-// first. It has to be called before anything is sent; how long after the connect does not
-// matter.
+// DialerStamps returns what the stamp of a dialed connection may be, the likeliest value first. It must
+// be called before anything is sent, at any time after the connect.
 //
-// The kernel gives its clock of timestamps; how long ago the connection was established; and
-// how long before that the SYN was sent to which the acceptor answered, of several the one
-// that the acceptor has kept: the first round trip, measured by its own timestamp. Where a
-// processor was another's meanwhile, as on busy virtual machines, that may be off by far more
-// than stampSlack: one connection in some hundred on an emulated one. Most SYNs leave when the
-// dial begins, so that is the second, if began is not zero. The third is of a SYN that left up to
-// 3·stampSlack later, as a dial looks up a name, or waits for its processor.
+// The first value is the kernel's clock of timestamps, less the time since the connection was
+// established, less the time from the SYN to its acknowledgement. That last time is the first round
+// trip, measured by the connection's own timestamps, so that of several SYNs it is the one that the
+// acceptor has kept. On busy virtual machines a processor may be away meanwhile, and the value be off
+// by far more than stampSlack: for one connection in some hundred on an emulated machine.
+//
+// Most SYNs leave when the dial begins: that gives the second value, if began is not zero. The third
+// value is for a SYN that left up to 3·stampSlack later, because the dial looked up a name or waited
+// for its processor.
 func DialerStamps(c *net.TCPConn, began time.Time) ([]Stamp, error) {
 	return control(c, func(fd int) ([]Stamp, error) {
 		if isMPTCP(fd) {
 			return nil, ErrMPTCP
 		}
-		const attempts = 8 // a thread may lose its processor between two of the calls
+		const attempts = 8 // a thread may lose its processor between two of these calls
 		for range attempts {
 			before, err := timestampClock(fd)
 			if err != nil {
@@ -89,7 +91,7 @@ func DialerStamps(c *net.TCPConn, began time.Time) ([]Stamp, error) {
 			if err != nil {
 				return nil, err
 			}
-			const resolution = 2 // ms: the kernel leaves out the last bit
+			const resolution = 2 // ms: the kernel leaves out the lowest bit
 			random := now - Stamp(monotonic.Nano()/int64(time.Millisecond))
 			switch {
 			case info.Options&infoMicroseconds != 0:
@@ -97,7 +99,7 @@ func DialerStamps(c *net.TCPConn, began time.Time) ([]Stamp, error) {
 			case info.Options&infoTimestamps == 0:
 				return nil, errNoTimestamps
 			case info.Data_segs_out != 0:
-				return nil, errTooLate // both times would be those of the data
+				return nil, errTooLate // both times would be about the data instead
 			case now-before > resolution:
 				continue
 			case random+resolution <= 2*resolution:
@@ -119,14 +121,14 @@ func timestampClock(fd int) (Stamp, error) {
 	return Stamp(uint32(v)), wrap("TCP_TIMESTAMP", err)
 }
 
-// acceptorStamp returns the stamp of a connection whose listener saves the SYNs. The kernel
-// gives it once, and to one process.
+// acceptorStamp returns the stamp of a connection whose listener saves SYNs. The kernel gives a SYN
+// once, to one process.
 func acceptorStamp(c *net.TCPConn) (Stamp, error) {
 	return control(c, func(fd int) (Stamp, error) {
 		if isMPTCP(fd) {
 			return 0, ErrMPTCP
 		}
-		var syn [512]byte // the headers of IP and TCP; 60 bytes, seldom more
+		var syn [512]byte // the headers of IP and TCP; seldom more than 60 bytes
 		n, err := savedSYN(fd, syn[:])
 		if err != nil {
 			return 0, err
@@ -135,7 +137,7 @@ func acceptorStamp(c *net.TCPConn) (Stamp, error) {
 	})
 }
 
-// parseSYN returns the timestamp in a packet of IPv4 or IPv6 that holds a SYN.
+// parseSYN returns the timestamp in an IPv4 or IPv6 packet with a SYN.
 func parseSYN(b []byte) (Stamp, error) {
 	tcp, err := tcpHeader(b)
 	if err != nil {
@@ -166,7 +168,7 @@ func parseSYN(b []byte) (Stamp, error) {
 	return 0, errNoTimestamps
 }
 
-// tcpHeader returns a packet from its TCP header on.
+// tcpHeader returns a packet's bytes from the TCP header on.
 func tcpHeader(b []byte) ([]byte, error) {
 	const fixed4, fixed6 = 20, 40
 	switch {
@@ -198,7 +200,7 @@ func tcpHeader(b []byte) ([]byte, error) {
 	return nil, errBadSYN
 }
 
-// savedSYN reads the saved SYN to b. (Package unix has no option that is any bytes.)
+// savedSYN reads the saved SYN into b. (Package unix has no function for an option of arbitrary bytes.)
 func savedSYN(fd int, b []byte) (int, error) {
 	n := uint32(len(b))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, unix.TCP_SAVED_SYN,

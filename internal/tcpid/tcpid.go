@@ -1,9 +1,9 @@
-// Package tcpid has what the kernel keeps of a TCP connection that both its ends can
-// compare, so that each end of a connection over a SAN can check that the other end of it is
-// the other end of that TCP connection. It opens no TCP connection, and moves no bytes.
+// Package tcpid gets from the kernel what both ends of a TCP connection can compare. By that, each end
+// of a session checks that its peer holds the other end of the same TCP connection. The package opens
+// no TCP connection, and moves no bytes.
 //
-// On one host, Peer gets from the kernel the socket at the other end; its cookie is unique.
-// Between hosts, or network namespaces, both ends have the timestamp of the SYN: see Stamp.
+// On one host, Peer returns the socket at the other end, whose cookie is unique. Between hosts, or
+// network namespaces, both ends know the timestamp of the SYN: see Stamp.
 package tcpid
 
 import (
@@ -13,29 +13,29 @@ import (
 	"net/netip"
 )
 
-// ErrNotHere: this host and network namespace have no socket that is the connection's other
-// end. There is another host or namespace, or a proxy or address translation in between.
+// ErrNotHere: no socket in this network namespace is the connection's other end. That end is on another
+// host or in another namespace, or there is a proxy or address translation in between.
 var ErrNotHere = errors.New("tcpid: the other end is not in this network namespace")
 
-// errNoStamp: the connection has no timestamp that its two ends alone have. What is
-// wrapped with it is the cause.
+// errNoStamp: the connection has no timestamp that only its two ends know. Errors that wrap it tell the
+// cause.
 var errNoStamp = errors.New("tcpid: no timestamp to tell the connection by")
 
-// ErrNotConnected: the connection is over, as behind a reset, and the kernel counts no more.
+// ErrNotConnected: the connection is over, as after a reset, and the kernel does not count its bytes.
 var ErrNotConnected = errors.New("tcpid: not connected")
 
-// ErrMPTCP: a Multipath TCP socket is not the TCP connection: it has several, or none.
+// ErrMPTCP: a Multipath TCP socket has several TCP connections, or none.
 var ErrMPTCP = errors.New("tcpid: a Multipath TCP socket")
 
-// Ends are a connection's addresses as one end sees them. They have neither zones, which
-// number the interfaces of one host, nor IPv4 in 16 bytes. So what one end sees equals what
-// the other sees, reversed, unless addresses are translated in between.
+// Ends are a connection's addresses as one end sees them, without zones, which are numbers of one host,
+// and with IPv4 addresses in 4 bytes. So Ends equals the Reversed Ends of the other end, unless
+// addresses are translated in between.
 type Ends struct{ Local, Remote netip.AddrPort }
 
 // Reversed returns the addresses as the other end sees them.
 func (e Ends) Reversed() Ends { return Ends{Local: e.Remote, Remote: e.Local} }
 
-// EndsOf returns a connection's addresses, also of one that has been closed.
+// EndsOf returns a connection's addresses, even after the connection was closed.
 func EndsOf(c *net.TCPConn) (Ends, error) {
 	local, _ := c.LocalAddr().(*net.TCPAddr)
 	remote, _ := c.RemoteAddr().(*net.TCPAddr)
@@ -50,17 +50,17 @@ func plain(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }
 
-// Socket is what the kernel shows of a socket to all users.
+// Socket is what the kernel shows of a socket to every user.
 type Socket struct {
-	// Cookie is what Cookie returns to those that have the socket.
+	// Cookie is the number that the function Cookie returns to a process that has the socket.
 	Cookie uint64
 
-	// UID is the user that made the socket, or accepted it: not the listener's,
-	// and not whom the process has become since. It is 65534 for all users that have no
-	// number in this user namespace.
+	// UID is the user that made or accepted the socket: not the user that made the listener, and not
+	// the user that the process has become since. It is 65534 for a user that has no number in this
+	// user namespace.
 	UID uint32
 
-	// Accepted: a process has it. Not so while it waits in a backlog, where UID means
-	// nothing yet, and after it was closed.
+	// Accepted reports whether a process has the socket. It is false for a connection in a backlog,
+	// whose UID means nothing yet, and after the socket was closed.
 	Accepted bool
 }

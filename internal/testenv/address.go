@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// UnusedAddress returns an address of this host that nobody listens on just now. Its port is below
-// those that systems hand out, to a dial's own end for instance, before a server has it.
+// UnusedAddress returns an address of this host on which nobody listens now. Its port is below those
+// that systems hand out to dials, so that no dial gets it before a server listens.
 func UnusedAddress(t testing.TB) string {
 	t.Helper()
 	for range 100 {

@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// quitTime bounds how long a process takes to write its goroutines.
+// quitTime bounds how long a process takes to write its goroutines' stacks.
 const quitTime = 10 * time.Second
 
-// Ended waits until a test's other process has ended, whose standard error shows with the
-// test's, and returns how. A process that takes longer than limit fails the test: see Hung.
+// Ended waits until a test's other process has ended, and returns how. The process's standard error
+// appears with the test's. A process that takes longer than limit fails the test: see Hung.
 func Ended(t testing.TB, role string, child *exec.Cmd, limit time.Duration) (err error) {
 	t.Helper()
 	ended := waited(child)

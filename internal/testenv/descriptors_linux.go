@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WithoutDescriptors calls f while this process gets none; all that are open stay so.
+// WithoutDescriptors calls f while this process gets no new descriptors; open ones stay open.
 func WithoutDescriptors(t testing.TB, f func()) {
 	t.Helper()
 	var was unix.Rlimit
@@ -16,7 +16,7 @@ func WithoutDescriptors(t testing.TB, f func()) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: was.Max}); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { // also if f ends the test
+	defer func() { // even if f ends the test
 		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
 			t.Error(err)
 		}

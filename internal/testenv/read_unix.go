@@ -9,15 +9,14 @@ import (
 	"github.com/sanconn/san/internal/undernet"
 )
 
-// AsBuilt has the test's process, as far as a RawConn's Read goes, be one that cmd/san has built:
-// SyscallRead is its syscall.Read.
+// AsBuilt makes RawConn.Read behave in the test's process as in one that cmd/san has built, with
+// SyscallRead in place of its syscall.Read.
 func AsBuilt(t testing.TB) {
 	was := undernet.Reads.Swap(true)
 	t.Cleanup(func() { undernet.Reads.Store(was) })
 }
 
-// SyscallRead is syscall.Read as that is in programs that cmd/san has built: see its
-// syscall.go.txt.
+// SyscallRead is syscall.Read as it is in programs that cmd/san has built: see cmd/san/syscall.go.txt.
 func SyscallRead(fd int, p []byte) (n int, err error) {
 	if len(p) == 0 || undernet.ReaderOf == nil {
 		return syscall.Read(fd, p)

@@ -1,6 +1,6 @@
-// Package testenv has what tests may expect of the machine that they run on. Only tests
-// import it. A test may skip only what cannot work here: if SAN_TEST_REQUIRE is set, as by
-// .ci/run, something that is merely missing is a failure.
+// Package testenv has what tests may expect of the machine on which they run. Only tests import it. A
+// test may skip only what cannot work here. If SAN_TEST_REQUIRE is set, as by .ci/run, something that
+// is merely missing is a failure.
 package testenv
 
 import (
@@ -9,13 +9,13 @@ import (
 	"testing"
 )
 
-// Device is the RDMA device on which the lane (test/guest) runs the tests: "rxe" or "siw",
-// or "" if there is none. If it is set, nothing may be missing.
+// Device is the RDMA device on which the lane (test/guest) runs the tests: "rxe" or "siw", or "" if
+// there is none. With a device, nothing may be missing.
 func Device() string { return os.Getenv("SAN_TEST_RDMA") }
 
-// NeedDevice is for tests of RDMA: it returns Device, and skips the test if there is none.
-// If the machine has a guest's device but Device is not set, that is a mistake of the lane,
-// in which no such test would ever run: see Missing.
+// NeedDevice is for tests of RDMA: it returns Device, and skips the test if there is none. If the
+// machine has a guest's device but Device is not set, the lane has a mistake, and no such test would
+// ever run: see Missing.
 func NeedDevice(t testing.TB) string {
 	t.Helper()
 	d := Device()
@@ -30,8 +30,7 @@ func NeedDevice(t testing.TB) string {
 	return d
 }
 
-// NeedNoDevice is for tests of what happens without RDMA. It skips them in lanes that
-// have a device on purpose.
+// NeedNoDevice is for tests without RDMA. It skips them in lanes that have a device on purpose.
 func NeedNoDevice(t testing.TB) {
 	t.Helper()
 	if Device() != "" {
@@ -70,8 +69,8 @@ func Missing(t testing.TB, what string) {
 	t.Skipf("missing: %s", what)
 }
 
-// MissingKernel is Missing, of something that the kernel has to have. That of the guest is
-// another one, and what it lacks is tested on the host.
+// MissingKernel is Missing for something that the kernel must have. The guest has another kernel; what
+// that kernel lacks is tested on the host.
 func MissingKernel(t testing.TB, what string) {
 	t.Helper()
 	if Device() != "" {

@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// openFile opens path as Open has it. O_NONBLOCK: a FIFO must not hold up the process before it
+// openFile opens path by the rules of Open. O_NONBLOCK keeps a FIFO from blocking the process before it
 // is refused.
 func openFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)

@@ -1,5 +1,5 @@
-// Package trace has the file of SAN_TRACE: lines about what connections do, of all processes
-// that name it.
+// Package trace writes the file of SAN_TRACE: lines about connections, from all processes that have
+// this file in their environment.
 package trace
 
 import (
@@ -11,26 +11,26 @@ import (
 	"time"
 )
 
-// Log takes lines, and writes them behind its callers' backs: they hold locks, and a file may
+// Log collects lines, and writes them in the background, because its callers hold locks and a file may
 // block. Its methods are safe for concurrent use.
 type Log struct {
 	out io.Writer
 
-	mu      sync.Mutex // guards what follows; nothing is written under it
-	lines   []byte     // not written yet
-	spare   []byte     // lines' next memory
-	lost    int        // lines that found no room since the last that did
-	failed  bool       // no more is written
+	mu      sync.Mutex // guards the fields below; not held during a write to out
+	lines   []byte     // not yet written
+	spare   []byte     // memory for the next lines
+	lost    int        // lines dropped for lack of room since the last line that was kept
+	failed  bool       // out has failed; nothing more is written
 	written chan struct{}
 }
 
-// mostWaiting bounds the bytes of lines that wait: a second's, of a connection that does
-// nothing but send messages.
+// mostWaiting bounds the bytes of lines that wait: about one second's lines of a connection that only
+// sends messages.
 const mostWaiting = 16 << 20
 
-// Open returns a log to a file, which is made if it is not there. The file has to be a regular
-// one that belongs to the process's user, and neither a link nor linked elsewhere: whoever can
-// write to its directory cannot have a server of another user write to a third one's.
+// Open returns a log to a file, which is created if it does not exist. The file must be a regular file
+// of this process's user, not a symbolic link, and have no other hard link. Otherwise whoever can write
+// to its directory could make this process write to a file of another user.
 func Open(path string) (*Log, error) {
 	f, err := openFile(path)
 	if err != nil {
@@ -39,11 +39,11 @@ func Open(path string) (*Log, error) {
 	return New(f), nil
 }
 
-// New returns a log to w, each of whose Writes gets whole lines.
+// New returns a log to w. Each Write to w is of whole lines.
 func New(w io.Writer) *Log { return &Log{out: w} }
 
-// Printf adds a line about a connection, behind the time, the process and the connection. It
-// does not wait for the file.
+// Printf adds a line about a connection, which begins with the time, the process and the connection's
+// number. It does not wait for the file.
 func (l *Log) Printf(conn uint64, format string, args ...any) {
 	now := time.Now().UnixMicro()
 	l.mu.Lock()
@@ -63,13 +63,13 @@ func (l *Log) Printf(conn uint64, format string, args ...any) {
 	l.lines = append(l.lines, '\n')
 	if l.written == nil {
 		l.written = make(chan struct{})
-		go l.write(l.written) // ends when all is written; Flush waits for it
+		go l.write(l.written) // ends when all lines are written; Flush waits for that
 	}
 }
 
 var pid = os.Getpid()
 
-// write writes until nothing waits. What cannot be is reported once.
+// write writes until no line waits. It reports an error once.
 func (l *Log) write(written chan<- struct{}) {
 	defer close(written)
 	l.mu.Lock()
@@ -90,7 +90,7 @@ func (l *Log) write(written chan<- struct{}) {
 	l.written = nil
 }
 
-// Flush waits until all lines so far are written, for at most so long.
+// Flush waits until all lines added so far are written, at most for the time given.
 func (l *Log) Flush(most time.Duration) {
 	l.mu.Lock()
 	written := l.written

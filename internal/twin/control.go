@@ -2,17 +2,16 @@ package twin
 
 import "github.com/sanconn/san/session"
 
-// Kill ends this end's process at once: what it does from here on has no
-// effect. On a ring, what was under way still arrives, and behind it the peer finds
-// io.EOF if this end has dropped or released all data. Otherwise it finds
-// ECONNRESET, and what was under way is lost unless there is a ring.
+// Kill ends this end's process at once: its later calls have no effect. On a ring, messages in flight
+// still arrive, and then the peer finds io.EOF if this end has dropped or released all data. Otherwise
+// the peer finds ECONNRESET, and without a ring messages in flight are lost.
 func (e *Endpoint) Kill() {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
 	e.dieLocked()
 }
 
-// Break ends the connection at both ends at once, as where a link fails: both processes live on.
+// Break ends the connection at both ends at once, as when a link fails: both processes live on.
 func (e *Endpoint) Break() {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
@@ -32,7 +31,7 @@ func (e *Endpoint) dieLocked() {
 		return
 	}
 	p, now := e.peer(), e.w.nowLocked()
-	e.mem.stopLocked(func(op *operation) { // the zombie gets its completions
+	e.mem.stopLocked(func(op *operation) { // a dead process's operations still complete
 		op.err = errKilled
 		e.mem.completeLocked(op)
 	})
@@ -55,22 +54,21 @@ func (e *Endpoint) dieLocked() {
 	e.w.scheduleLocked(now, event{end: e, kind: stray})
 }
 
-// Cut the wire: from now on nothing arrives at either end, no memory moves
-// and no end is noticed.
+// Cut cuts the wire: from now on nothing arrives at either end, no memory moves, and no end is noticed.
 func (e *Endpoint) Cut() {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
 	e.w.cut = true
 }
 
-// SetOfferFrom makes n the size from which memory pays at this end.
+// SetOfferFrom makes n the size in bytes from which memory pays at this end.
 func (e *Endpoint) SetOfferFrom(n int) {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
 	e.mem.offerFrom = n
 }
 
-// Hold is what an end can be made to hold back.
+// Hold is a set of things that an end can be made to hold back.
 type Hold uint8
 
 const (
@@ -79,7 +77,7 @@ const (
 	HoldWrites                    // the completions of its Writes
 )
 
-// Hold holds back what is named, and lets go of what was held and is not.
+// Hold holds back exactly what, and lets everything else go on that was held.
 func (e *Endpoint) Hold(what Hold) {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
@@ -87,11 +85,11 @@ func (e *Endpoint) Hold(what Hold) {
 	parked := e.parked
 	e.parked = nil
 	for _, ev := range parked {
-		e.w.scheduleLocked(0, ev) // before all that is due now: order is kept
+		e.w.scheduleLocked(0, ev) // before everything that is due now, so that the order is kept
 	}
 }
 
-// parksLocked puts an event aside that is held back.
+// parksLocked puts an event aside if it is to be held back, and reports whether it did.
 func (e *Endpoint) parksLocked(ev event) bool {
 	held := false
 	switch ev.kind {
@@ -108,16 +106,15 @@ func (e *Endpoint) parksLocked(ev event) bool {
 	return held
 }
 
-// Left is what a session left behind.
+// Left is what a session has left behind.
 type Left struct {
 	Exposed   int // not revoked when the end was closed
-	Allocated int // bytes not freed by now
+	Allocated int // bytes that were not freed by now
 	Kept      int // messages not released when the end was closed
 	Posted    int // Reads and Writes without a completion when the end was closed
 }
 
-// Left returns what the session left behind here; before Close or Abort, what it
-// holds now.
+// Left returns what the session has left behind here, or before Close or Abort what it has now.
 func (e *Endpoint) Left() Left {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
@@ -147,8 +144,7 @@ func (e *Endpoint) Retired() bool {
 	return e.retired
 }
 
-// Calls is the number of calls into this end so far, as Faults.DieAt counts
-// them.
+// Calls returns the number of calls into this end so far, by which Faults.DieAt counts.
 func (e *Endpoint) Calls() int {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()

@@ -11,22 +11,20 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Endpoint is one end of a Pair. It implements session.Endpoint; the other
-// methods are for the test that made the pair, and any goroutine may call them
-// at any time.
+// Endpoint is one end of a Pair. It implements session.Endpoint. The other methods are for the test
+// that has made the pair; any goroutine may call them at any time.
 type Endpoint struct {
 	w      *wire
 	id     int
 	limits session.Limits
 
-	// Unguarded on purpose: the contract leaves it to the session that one
-	// goroutine at a time is in a group, and the race detector sees it here
-	// when that does not hold.
+	// Unguarded on purpose: by the contract the session ensures that one goroutine at a time is in a
+	// group of methods, and the race detector reports here if that is not so.
 	sending, receiving int
 
 	gone atomic.Bool // Close or Abort has returned
 
-	// All below: guarded by w.mu.
+	// The fields below are guarded by w.mu.
 
 	mem memory
 
@@ -72,14 +70,13 @@ func newEndpoint(w *wire, id int, l session.Limits) *Endpoint {
 
 func (e *Endpoint) peer() *Endpoint { return e.w.ends[1-e.id] }
 
-// endedLocked: nothing can happen here any more that the session would see.
+// endedLocked reports whether nothing can happen here any more that the session would see.
 func (e *Endpoint) endedLocked() bool { return e.closed || e.aborted || e.dead }
 
-// enter takes the lock at the start of every call into the end, and lets its
-// process die if this is the call at which it does. The method is one that is
-// not called after Close.
+// enter takes the lock at the start of a call into the end. The process dies if this is the call at
+// which it does. The method must be one that is not called after Close.
 func (e *Endpoint) enter(name string) {
-	gone := e.gone.Load() // before the lock: a call that met Close is no misuse
+	gone := e.gone.Load() // read before the lock is taken: a call that overlaps Close is no misuse
 	e.enterLate(name)
 	if gone && !e.retired {
 		e.w.violateLocked(Misuse, e.id, "%s after Close or Abort", name)
@@ -122,7 +119,7 @@ func (e *Endpoint) leave() { e.w.mu.Unlock() }
 
 func (e *Endpoint) Limits() session.Limits { return e.limits }
 
-// Memory returns nil where the limits have nothing of it.
+// Memory returns nil if the limits have no remote memory.
 func (e *Endpoint) Memory() session.Memory {
 	if l := &e.limits; l.CanRead || l.CanWrite || l.MaxExpose > 0 {
 		return &e.mem
@@ -145,7 +142,7 @@ func (e *Endpoint) Start(wk session.Waker) {
 	}
 }
 
-// wakeLocked wakes for bits from the timer's goroutine.
+// wakeLocked wakes for bits, from the timer's goroutine.
 func (e *Endpoint) wakeLocked(bits session.Events) {
 	if e.wakes == 0 {
 		e.w.scheduleLocked(e.w.nowLocked(), event{end: e, kind: stray})
@@ -154,15 +151,14 @@ func (e *Endpoint) wakeLocked(bits session.Events) {
 	e.armed &^= bits
 }
 
-// readyLocked is for bits that may have happened: only an end armed for them
-// is woken.
+// readyLocked notes that bits may have happened: it wakes only an end that is armed for them.
 func (e *Endpoint) readyLocked(bits session.Events) {
 	if bits &= e.armed; bits != 0 {
 		e.wakeLocked(bits)
 	}
 }
 
-// Arm may come after Close, as may Disarm.
+// Arm may be called after Close, like Disarm.
 func (e *Endpoint) Arm(bits session.Events) {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
@@ -187,7 +183,7 @@ func (e *Endpoint) Disarm(bits session.Events) {
 	e.armed &^= bits
 }
 
-// happenLocked is what an event does.
+// happenLocked performs an event.
 func (e *Endpoint) happenLocked(ev event) {
 	if e.parksLocked(ev) {
 		return
@@ -216,8 +212,8 @@ func (e *Endpoint) happenLocked(ev event) {
 	}
 }
 
-// failLocked ends the connection as this end sees it. What is posted completes with
-// the error, what has arrived stays.
+// failLocked ends the connection at this end. Posted operations complete with the error; messages that
+// have arrived stay.
 func (e *Endpoint) failLocked(err error) {
 	if e.err != nil || e.endedLocked() {
 		return
@@ -281,8 +277,8 @@ func (e *Endpoint) end(abort bool) {
 	}
 }
 
-// stopLocked ends what is under way. What was received and is neither kept nor reserved
-// is overwritten.
+// stopLocked ends operations in progress. Received messages that are neither kept nor reserved are
+// overwritten.
 func (e *Endpoint) stopLocked() {
 	e.mem.left = e.auditLocked()
 	e.mem.stopLocked(func(op *operation) { op.over = true })
@@ -296,8 +292,7 @@ func (e *Endpoint) stopLocked() {
 	}
 }
 
-// Retire overwrites what was reserved or kept, so that a further use is
-// noticed.
+// Retire overwrites what was reserved or kept, so that a later use is noticed.
 func (e *Endpoint) Retire() {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()

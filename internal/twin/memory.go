@@ -9,8 +9,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// memory is what an end exposes, has allocated and moves. It implements
-// session.Memory. Guarded by the wire's lock.
+// memory is what an end exposes, has allocated and moves. It implements session.Memory. The wire's lock
+// guards it.
 type memory struct {
 	e         *Endpoint
 	exposed   map[uint64]*exposure
@@ -37,7 +37,7 @@ func (m *memory) init(e *Endpoint) {
 	m.offerFrom = e.w.cfg.OfferFrom
 }
 
-// PaysToOffer may come after Close, as may PaysToFill.
+// PaysToOffer may be called after Close, like PaysToFill.
 func (m *memory) PaysToOffer(b []byte) (bool, error) { return m.pays(len(b)), nil }
 func (m *memory) PaysToFill(b []byte) (bool, error)  { return m.pays(len(b)), nil }
 
@@ -55,12 +55,12 @@ type exposure struct {
 	returned bool // the peer has given its access back
 }
 
-// returnable: by the key, half of what the peer may read.
+// returnable decides by the key: half of what the peer may read is returnable.
 func returnable(key uint64, rights session.Rights) bool {
 	return rights == session.RemoteRead && key&1 != 0
 }
 
-// operation is a Read or a Write that was posted.
+// operation is a posted Read or Write.
 type operation struct {
 	kind  opKind
 	local []byte
@@ -112,10 +112,10 @@ func (m *memory) Expose(b []byte, rights session.Rights) (session.Descriptor, er
 	return d, nil
 }
 
-// Revoke does not wait. It may come after Close.
+// Revoke does not wait. It may be called after Close.
 func (m *memory) Revoke(d session.Descriptor) {
 	m.revoke(d)
-	m.e.lock() // the peer may find it revoked, and get on, before Revoke returns
+	m.e.lock() // the peer may find it revoked, and go on, before Revoke returns
 	m.e.leave()
 }
 
@@ -151,8 +151,8 @@ func (m *memory) CommitReturn(n int, from session.Descriptor) {
 	e.commitControl(n, from.Key)
 }
 
-// returnedLocked takes the access away that the peer has given back: as on a NIC, none but
-// what may be returned, and that once.
+// returnedLocked ends an access that the peer has given back. As on a NIC, only a returnable access can
+// be given back, and only once.
 func (m *memory) returnedLocked(key uint64) {
 	e := m.e
 	switch x := m.exposed[key]; {
@@ -198,9 +198,8 @@ func (m *memory) post(kind opKind, can bool, local []byte, d session.Descriptor,
 	return nil
 }
 
-// beginLocked schedules an operation: a few pieces on the way, then the completion, in order
-// per kind. Events of the operation are all before its completion, so that it can be
-// used again after that.
+// beginLocked schedules an operation: a few pieces, then the completion, in order per kind. All events
+// of the operation are before its completion, so that it can be used again afterwards.
 func (m *memory) beginLocked(o operation) {
 	e := m.e
 	var op *operation
@@ -233,8 +232,8 @@ func (m *memory) completeLocked(op *operation) {
 	e.readyLocked(session.RecvReady)
 }
 
-// stopLocked ends what is posted without moving it, as its end has gone. What was sent
-// behind a write that does not take place does not arrive either.
+// stopLocked ends posted operations without moving memory, because their end has gone. Messages that
+// were sent after a write that does not take place do not arrive either.
 func (m *memory) stopLocked(each func(*operation)) {
 	lost := false
 	for m.ops.len() > 0 {
@@ -247,7 +246,7 @@ func (m *memory) stopLocked(each func(*operation)) {
 	}
 }
 
-// progressLocked moves memory.
+// progressLocked moves a piece of memory.
 func (m *memory) progressLocked(ev event) {
 	e := m.e
 	op := ev.op
@@ -256,10 +255,10 @@ func (m *memory) progressLocked(ev event) {
 	}
 	p := e.peer()
 	if p.endedLocked() || p.err != nil {
-		return // completed by the notice of the peer's end
+		return // the notice of the peer's end completes it
 	}
 	remote, err := m.accessLocked(op)
-	if err != nil { // as on a NIC, the queue pairs at both ends stop
+	if err != nil { // as on a NIC, both ends' queue pairs stop
 		m.takeLocked(op)
 		op.err = err
 		m.completeLocked(op)
@@ -287,7 +286,7 @@ func (m *memory) progressLocked(ev event) {
 	m.completeLocked(op)
 }
 
-// takeLocked removes an operation from those that are posted.
+// takeLocked removes an operation from the posted ones.
 func (m *memory) takeLocked(op *operation) {
 	for n := m.ops.len(); n > 0; n-- {
 		if o := m.ops.pop(); o != op {
@@ -296,8 +295,7 @@ func (m *memory) takeLocked(op *operation) {
 	}
 }
 
-// accessLocked finds the memory that an operation is about, as the NIC at the peer
-// would.
+// accessLocked finds the memory of an operation, as the peer's NIC would.
 func (m *memory) accessLocked(op *operation) ([]byte, error) {
 	e := m.e
 	p := e.peer()
@@ -339,13 +337,13 @@ func (m *memory) Alloc(n int) []byte {
 		return nil
 	}
 	b := make([]byte, n)
-	fill(b, noiseFreed) // what others left there
+	fill(b, noiseFreed) // what other users have left there
 	m.allocs[&b[0]] = n
 	m.allocated += n
 	return b
 }
 
-// oursLocked: b lies in memory from Alloc.
+// oursLocked reports whether b lies in memory from Alloc.
 func (m *memory) oursLocked(b []byte) bool {
 	for first, n := range m.allocs {
 		if at := uintptr(unsafe.Pointer(&b[0])) - uintptr(unsafe.Pointer(first)); at < uintptr(n) && len(b) <= n-int(at) {
@@ -355,8 +353,8 @@ func (m *memory) oursLocked(b []byte) bool {
 	return false
 }
 
-// inUseLocked: the peer may access a part of b, or a transfer to or from it was not seen to
-// complete. After the end nothing is.
+// inUseLocked reports whether the peer may access a part of b, or a transfer to or from it has not been
+// seen to complete. After the end it returns false.
 func (m *memory) inUseLocked(b []byte) bool {
 	if m.e.closed || m.e.aborted {
 		return false
@@ -376,13 +374,13 @@ func (m *memory) inUseLocked(b []byte) bool {
 	return false
 }
 
-// overlap: two slices that are not empty share a byte.
+// overlap reports whether two slices share a byte.
 func overlap(a, b []byte) bool {
 	first, second := uintptr(unsafe.Pointer(&a[0])), uintptr(unsafe.Pointer(&b[0]))
 	return first < second+uintptr(len(b)) && second < first+uintptr(len(a))
 }
 
-// Free may come after Close.
+// Free may be called after Close.
 func (m *memory) Free(b []byte) {
 	e := m.e
 	e.w.mu.Lock()

@@ -14,7 +14,7 @@ const controlCost = session.MaxControl + ringHeader
 // ringHeader is what a message occupies in the ring beside its bytes.
 const ringHeader = 8
 
-// sender is what an end sends. Guarded by the wire's lock.
+// sender is what an end sends. The wire's lock guards it.
 type sender struct {
 	e          *Endpoint
 	data       room          // what Reserve gave
@@ -22,11 +22,11 @@ type sender struct {
 	inSend     int           // messages in the send queue (with a Window)
 	ringUsed   int           // bytes of the ring towards the peer
 	untaken    int           // data messages that the peer has neither dropped nor released
-	seemsFull  bool          // an event notes that the queue is not full, as it never was
+	seemsFull  bool          // an event is scheduled to note that the queue is not full, as it never was
 	lastArrive time.Duration // time of the last arrival scheduled at the peer
 }
 
-// receiver is what an end receives. Guarded by the wire's lock.
+// receiver is what an end receives. The wire's lock guards it.
 type receiver struct {
 	e      *Endpoint
 	posted int // receive buffers (with a Window)
@@ -36,7 +36,7 @@ type receiver struct {
 	ring   fifo[*message] // what occupies the peer's ring towards here, in order
 }
 
-// room for a message that was reserved.
+// room is room for a reserved message.
 type room struct {
 	m *message // nil: none
 	n int      // bytes of it
@@ -51,8 +51,8 @@ func (r *room) dropLocked(w *wire) {
 	*r = room{}
 }
 
-// spaceLocked is the size in bytes of the largest message that can be sent now beside
-// the data message that is reserved; 0: none can.
+// spaceLocked returns the size in bytes of the largest message that can be sent now beside the reserved
+// data message, or 0.
 func (tx *sender) spaceLocked(control bool) int {
 	e := tx.e
 	if !e.limits.Ring() {
@@ -127,7 +127,7 @@ func (tx *sender) busyLocked(which int, share float64) bool {
 	if !e.dice.chance(which, share) {
 		return false
 	}
-	if !tx.seemsFull { // one notice for all that found it full
+	if !tx.seemsFull { // one notice for all that have found it full
 		tx.seemsFull = true
 		e.w.scheduleLocked(e.w.nowLocked()+e.w.latency(&e.dice, diceBusy), event{end: e, kind: notBusy})
 	}
@@ -152,8 +152,8 @@ func (e *Endpoint) Commit(n int) {
 
 func (e *Endpoint) CommitControl(n int) { e.commitControl(n, 0) }
 
-// commitControl sends what was reserved for a control message; it takes a key back at the
-// peer, unless that is 0.
+// commitControl sends a reserved control message, with which this end gives its access by a key of the
+// peer back, unless the key is 0.
 func (e *Endpoint) commitControl(n int, returns uint64) {
 	e.sending++
 	e.enter("CommitControl")
@@ -167,8 +167,8 @@ func (e *Endpoint) commitControl(n int, returns uint64) {
 	e.tx.control.dropLocked(e.w)
 }
 
-// sendLocked sends the first n bytes of a message. What is in flight is a copy: the
-// buffer that was reserved may be looked at no more.
+// sendLocked sends the first n bytes of a message. A copy is in flight: the reserved buffer may not be
+// read any more.
 func (tx *sender) sendLocked(m *message, n int) {
 	e := tx.e
 	if e.err != nil || e.endedLocked() || e.w.cut {
@@ -192,8 +192,8 @@ func (tx *sender) sendLocked(m *message, n int) {
 	}
 }
 
-// arrivalLocked draws when something sent now arrives, behind all that was sent or
-// written.
+// arrivalLocked draws when something that is sent now arrives, after all that was sent or written
+// before.
 func (tx *sender) arrivalLocked() (at time.Duration) {
 	e := tx.e
 	at = max(tx.lastArrive, e.mem.lastDone[opWrite], e.w.nowLocked()+e.w.latency(&e.dice, diceMessage))
@@ -212,8 +212,8 @@ func (e *Endpoint) Poll(ev *session.Event) bool {
 	if e.dead {
 		return false
 	}
-	// The completions of sends, reads and writes come from queues of their
-	// own: which is looked at first is chance.
+	// The completions of sends, reads and writes come from separate queues: chance decides which is
+	// polled first.
 	first := e.dice[dicePoll].IntN(3)
 	for i := range 3 {
 		switch q := (first + i) % 3; {
@@ -235,7 +235,7 @@ func (e *Endpoint) Poll(ev *session.Event) bool {
 	return false
 }
 
-// finishLocked gives a received message's buffer back.
+// finishLocked gives back a received message's buffer.
 func (rx *receiver) finishLocked(m *message) {
 	e := rx.e
 	fill(m.buf, noiseFreed)

@@ -11,7 +11,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// dice are the streams of choices of one end, one for each kind of choice.
+// dice are the random streams of one end, one for each kind of choice.
 type dice [diceCount]*rand.Rand
 
 const (
@@ -38,15 +38,14 @@ func newDice(seed uint64, end int) (d dice) {
 }
 
 func (d *dice) chance(which int, share float64) bool {
-	// Drawn even when it cannot happen: switching a fault on leaves the
-	// other choices of the stream where they were.
+	// Drawn even when it cannot happen, so that a fault that is switched on does not change the other
+	// choices of the stream.
 	return d[which].Float64() < share
 }
 
-// wire is what lies between the two ends. Its lock guards everything in it and
-// in its ends, and is held while memory moves: touching a slice that
-// the twin is moving races with a timer's goroutine, which is what the race
-// detector sees.
+// wire is what lies between the two ends. Its lock guards everything in it and in its ends, and is held
+// while memory moves: an access to a slice that the twin is moving races with a timer's goroutine,
+// which the race detector reports.
 type wire struct {
 	cfg   Config
 	start time.Time
@@ -56,15 +55,15 @@ type wire struct {
 	events events
 	seq    uint64
 	timer  *time.Timer
-	ahead  time.Duration // of the clock: what linger has leapt over
+	ahead  time.Duration // added to the clock: by how much linger has advanced it
 	cut    bool
 	spare  []*message // recycled
 }
 
-// nowLocked is the time since the start, and what was leapt over.
+// nowLocked returns the time since the start, with what linger has added.
 func (w *wire) nowLocked() time.Duration { return time.Since(w.start) + w.ahead }
 
-// latency draws one from the stream of an end.
+// latency draws a latency from a stream of an end.
 func (w *wire) latency(d *dice, which int) time.Duration {
 	l := w.cfg.MinLatency
 	if span := w.cfg.MaxLatency - w.cfg.MinLatency; span > 0 {
@@ -76,7 +75,7 @@ func (w *wire) latency(d *dice, which int) time.Duration {
 	return l
 }
 
-// scheduleLocked has an event happen at a time.
+// scheduleLocked schedules an event.
 func (w *wire) scheduleLocked(when time.Duration, ev event) {
 	ev.at, ev.seq = when, w.seq
 	w.seq++
@@ -86,8 +85,7 @@ func (w *wire) scheduleLocked(when time.Duration, ev event) {
 	}
 }
 
-// loseLocked drops the messages on their way to an end that were sent after an event was
-// scheduled.
+// loseLocked drops the messages in flight to an end that were sent after an event was scheduled.
 func (w *wire) loseLocked(to *Endpoint, after uint64) {
 	lost := func(ev event) bool { return ev.kind == arrive && ev.end == to && ev.seq >= after }
 	to.parked = slices.DeleteFunc(to.parked, lost)
@@ -115,8 +113,8 @@ func (w *wire) rearmLocked() {
 	}
 }
 
-// run makes happen what is due. All Wakes come from here, none from inside a
-// call of the session's, and none with the lock held.
+// run performs what is due. All Wakes come from here: none from inside a call of the session's, and
+// none with the lock held.
 func (w *wire) run() {
 	w.mu.Lock()
 	now := w.nowLocked()
@@ -134,7 +132,7 @@ func (w *wire) run() {
 		}
 	}
 	if w.ends[0].endedLocked() && w.ends[1].endedLocked() {
-		w.events = nil // nothing is left to observe
+		w.events = nil // there is nothing left to observe
 	}
 	w.rearmLocked()
 	w.mu.Unlock()
@@ -145,11 +143,10 @@ func (w *wire) run() {
 	}
 }
 
-// linger lets the wire and what it wakes get on by d while the caller is in the
-// middle of something. It may hold locks of the session's, and waiters for them
-// keep a bubble's time from passing: so nothing sleeps here, it is the wire's clock that
-// leaps. Over when nothing more has become due for some turns of all others, and not
-// before the time given.
+// linger lets the wire, and what it wakes, progress by d while the caller is in the middle of a call.
+// The caller may hold locks of the session's, and waiters for these keep a bubble's time from passing.
+// So nothing sleeps here; the wire's clock is advanced. linger ends when nothing more has become due
+// for some turns of all others, and not before the time given.
 func (w *wire) linger(d, least time.Duration) {
 	began := time.Now()
 	w.mu.Lock()
@@ -171,8 +168,7 @@ func (w *wire) linger(d, least time.Duration) {
 }
 
 const (
-	// lingerMost latencies are enough for an answer, for what that sets free, and for
-	// the end.
+	// lingerMost latencies are enough for an answer, for what that allows, and for the end.
 	lingerMost  = 8
 	lingerTurns = 50
 )
@@ -185,12 +181,12 @@ func (w *wire) violateLocked(kind ViolationKind, end int, format string, args ..
 	w.cfg.Violated(v)
 }
 
-// message is one in flight or in a receive buffer.
+// message is a message in flight or in a receive buffer.
 type message struct {
 	buf  []byte // as large as the largest message
 	n    int    // bytes that count
 	cost int    // bytes of the ring that it occupies
-	done bool   // given back, but behind one in the ring that is not
+	done bool   // given back, but after one in the ring that is not
 
 	control bool   // not data
 	returns uint64 // a key of the receiver's; 0: none

@@ -1,6 +1,6 @@
-// Package undernet is what package san does beneath package net, in programs that cmd/san has
-// built: there, packages net and syscall call these functions, by way of package overlay. In all other
-// programs nothing does.
+// Package undernet connects package san to packages net and syscall in programs that cmd/san has built.
+// There, net and syscall call these functions by way of package overlay. In other programs nothing
+// calls them.
 package undernet
 
 import (
@@ -11,49 +11,50 @@ import (
 
 // Package san sets these when it is initialized.
 var (
-	// Dialed returns what carries a TCP connection that has been dialed, from now on, or nil:
-	// it stays plain.
+	// Dialed returns the connection that carries a dialed TCP connection from now on, or nil if the TCP
+	// connection stays plain.
 	Dialed func(*net.TCPConn) (net.Conn, error)
 
-	// Listened makes a TCP listener known to its dialers. The result is
-	// called for each connection that it accepts, and when it is closed.
+	// Listened makes a TCP listener known to dialers. The result's methods are called for each accepted
+	// connection, and when the listener is closed.
 	Listened func(tcp *net.TCPListener, network string) (Listener, error)
 
-	// NoMPTCP reports whether listeners have to do without Multipath TCP.
+	// NoMPTCP reports whether listeners must not use Multipath TCP.
 	NoMPTCP func() bool
 )
 
-// Listener is an unnamed interface, which package net can name as well.
+// Listener is an unnamed interface, so that package net can declare the same one.
 type Listener = interface {
-	// Accepted returns what carries the connection, or nil: it stays plain.
+	// Accepted returns the connection that carries the TCP connection, or nil if it stays plain.
 	Accepted(*net.TCPConn) net.Conn
 	Close() error
 }
 
 // Package overlay sets these when it is initialized.
 var (
-	// Carrier returns what carries a TCP connection of package net, or nil.
+	// Carrier returns the connection that carries a TCP connection of package net, or nil.
 	Carrier = func(*net.TCPConn) net.Conn { return nil }
 
-	// Plain returns a context with which package net dials and listens as ever.
+	// Plain returns a context in which package net dials and listens without the library.
 	Plain = func(ctx context.Context) context.Context { return ctx }
 
-	// Release makes a listener plain: no Accept is under way.
+	// Release makes a listener plain again. No Accept may be under way.
 	Release = func(*net.TCPListener) {}
 )
 
-// Reads is set by package overlay: in this program, syscall.Read calls ReaderOf first.
+// Reads is set by package overlay if syscall.Read calls ReaderOf first in this program.
 var Reads atomic.Bool
 
-// ReaderOf returns what is read instead of a descriptor, or nil. Package sanconn sets it.
+// ReaderOf returns the reader that takes the place of a descriptor, or nil. Package sanconn sets it.
 var ReaderOf func(fd int) RawReader
 
-// RawReader is what syscall.Read of a descriptor reads instead, an unnamed interface as well. A call of
-// Next is followed by one of Took, unless it has returned an error.
+// RawReader is what syscall.Read reads in place of a descriptor. It is an unnamed interface, like
+// Listener. Each call of Next that returns no error is followed by one of Took.
 type RawReader = interface {
-	// Next returns the bytes that come next, where they lie, none at the end, or, if most is not
-	// zero, has as many be read from the descriptor.
+	// Next returns the next bytes of the stream, in the memory where they are; none at the stream's
+	// end. If most is not 0, up to most bytes are to be read from the descriptor instead.
 	Next() (b []byte, most uint64, err error)
-	// Took tells what was read of these, and returns the error of syscall.Read.
+	// Took is told how many of these bytes were read, and with which error, and returns the error for
+	// syscall.Read.
 	Took(n int, err error) error
 }

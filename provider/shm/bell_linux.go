@@ -6,28 +6,29 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// tell notes news of a slot, for the other side to see. The order is slot, group, and then
-// whether it waits; that side goes the other way, and looks again after it has set its alarm.
+// tell counts news about a slot, which the other side then finds. The order of stores is slot, group,
+// and then a look whether the other side sleeps. That side sets its alarm first, and then looks in the
+// opposite order.
 func (b *bell) tell(slot int, ev session.Events) {
 	b.slots[slot].Add(uint64(ev&session.RecvReady)*oneRecv + uint64(ev&session.SendReady)/uint64(session.SendReady)*oneSend)
 	b.groups[slot/groupSlots].Add(1)
 }
 
-// A slot's news, in one word.
+// One piece of news about a slot, in its word.
 const (
 	oneRecv = 1
 	oneSend = 1 << 32
 )
 
-// seenCounts are what one has seen of the other side's bell. One goroutine at a time looks.
+// seenCounts are the counts of the other side's bell that this side has seen. One goroutine at a time
+// uses them.
 type seenCounts struct {
-	most   atomic.Int32 // slots that there are
+	most   atomic.Int32 // the number of slots
 	groups [linkSlots / groupSlots]uint32
 	slots  []uint64
 }
 
-// pending reports whether there is any news. A peer that writes nonsense causes at worst
-// a look for nothing.
+// pending reports whether there is news. Nonsense that a peer writes causes at worst a look in vain.
 func (c *seenCounts) pending(b *bell) bool {
 	for i := range c.some() {
 		if b.groups[i].Load() != c.groups[i] {
@@ -37,10 +38,10 @@ func (c *seenCounts) pending(b *bell) bool {
 	return false
 }
 
-// some is how many groups there are.
+// some returns the number of groups in use.
 func (c *seenCounts) some() int { return (int(c.most.Load()) + groupSlots - 1) / groupSlots }
 
-// collect hands what is news to deliver.
+// collect calls deliver for each slot with news.
 func (c *seenCounts) collect(b *bell, deliver func(slot int, ev session.Events)) {
 	for i := range c.some() {
 		n := b.groups[i].Load()

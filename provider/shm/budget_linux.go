@@ -7,17 +7,17 @@ import (
 	"github.com/sanconn/san/regcache"
 )
 
-// budget is of all rings that this process writes.
+// budget is for all rings that this process writes.
 var budget = sync.OnceValue(func() *ring.Budget { return ring.NewBudget(budgetFor(regcache.MemoryLimit())) })
 
 const (
 	defaultBudget = 256 << 20
 
-	// budgetPart is the part of the process's memory that rings may take: a process that is
-	// beyond its limit is killed, and it has other uses for its memory. Rings may take as much
-	// again on their way to ring.Sure.
+	// budgetPart: rings may take this part of the process's memory. A process beyond its limit is
+	// killed, and it needs memory for other things. Rings may take as much again while they grow to
+	// ring.Sure.
 	budgetPart = 8
 )
 
-// budgetFor is the budget of a process that may have so much memory.
+// budgetFor returns the budget of a process whose memory is limited to limit bytes.
 func budgetFor(limit int64) int64 { return min(defaultBudget, limit/budgetPart) }

@@ -9,46 +9,46 @@ import (
 	"github.com/sanconn/san/provider/shm/internal/quota"
 )
 
-// Descriptors that a peer has passed to this process may be anything until they are checked, and
-// closing them may take as long as the peer likes: a TCP socket that lingers, a socket with such
-// ones in its queue, whatever a FUSE server does not answer. So they are closed here, by few
-// threads for each user of the host. (Nothing else that is called on one before it is checked
-// waits: checkHalf asks first for what memfds alone have, setPeer for what no file system and
-// no socket's lock is asked about.)
+// A descriptor that a peer has passed to this process may be of any file until it is checked, and
+// closing it may take as long as the peer likes: it may be a TCP socket that lingers, a socket with
+// such sockets in its queue, or a file of a FUSE server that does not answer. So a few threads for each
+// user of the host close them. (No other call on an unchecked descriptor waits: checkHalf begins with a
+// call that only memfds have, and setPeer with calls that need neither a file system nor a socket's
+// lock.)
 
 const (
-	// closerThreads is how many threads a user's descriptors can hold in calls to close
-	// them: more than one, so that one slow call does not stop the others.
+	// closerThreads is how many threads a user's descriptors can block in close: more than one, so that
+	// one slow close does not stop the others.
 	closerThreads = 4
 
-	// mostWaiting is how many descriptors of a user may wait to be closed before no
-	// more are taken from it.
+	// mostWaiting is how many descriptors of a user may wait to be closed before no more are accepted
+	// from that user.
 	mostWaiting = 64
 )
 
-// closers close what the users have passed.
+// closers closes the descriptors that users have passed.
 type closers struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below, and those of each userClosers
 	users map[quota.Holder]*userClosers
 }
 
-// userClosers close what one user has passed; there are none without work.
+// userClosers closes what one user has passed. It exists only while there is something to close.
 type userClosers struct {
 	threads int
-	waiting []func()      // to be closed
-	room    chan struct{} // closed when few are waiting again; nil: few are
+	waiting []func()      // each closes one descriptor
+	room    chan struct{} // closed when at most mostWaiting wait again; nil: no more than that wait
 }
 
-// closeUntrusted closes descriptors that the user has passed, in the background. They count
-// as the user's until that is done.
+// closeUntrusted closes descriptors that the user has passed, in the background. Until a descriptor is
+// closed it counts as the user's.
 func (a account) closeUntrusted(fds ...int) {
 	for _, fd := range fds {
 		a.closeLater(func() { unix.Close(fd) })
 	}
 }
 
-// closeLater calls one function, which closes a descriptor of the user or a socket to one of
-// its processes, in the background.
+// closeLater calls one in the background, which closes a descriptor that the user has passed, or a
+// socket to one of the user's processes.
 func (a account) closeLater(one func()) {
 	c := &a.closers
 	a.descriptors.Charge(a.user, 1)
@@ -69,7 +69,7 @@ func (a account) closeLater(one func()) {
 	}
 }
 
-// closeWaiting closes until nothing is waiting.
+// closeWaiting closes descriptors until none waits.
 func (a account) closeWaiting(u *userClosers) {
 	c := &a.closers
 	c.mu.Lock()
@@ -91,8 +91,8 @@ func (a account) closeWaiting(u *userClosers) {
 	}
 }
 
-// awaitClosing waits while too many of the user's descriptors wait to be closed, or until
-// gone is closed.
+// awaitClosing returns when no more than mostWaiting of the user's descriptors wait to be closed, or
+// when gone is closed.
 func (a account) awaitClosing(gone <-chan struct{}) {
 	c := &a.closers
 	c.mu.Lock()
@@ -110,9 +110,9 @@ func (a account) awaitClosing(gone <-chan struct{}) {
 	}
 }
 
-// hangUp ends a socket to a peer at both ends, and those that wait for it here, or has nobody connect
-// to one that listens any more; it still has to be closed. It cannot block, as closing can: that
-// also closes what the peer has put into the socket's queue.
+// hangUp shuts a connected socket down in both directions, and ends calls that wait for it here; a
+// listening socket accepts no more connections. The socket still has to be closed. Unlike close, this
+// cannot block: close also closes what the peer has put into the socket's queue.
 func hangUp(c syscall.Conn) {
 	if rc, err := c.SyscallConn(); err == nil {
 		rc.Control(func(fd uintptr) { unix.Shutdown(int(fd), unix.SHUT_RDWR) })

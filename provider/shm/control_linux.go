@@ -15,25 +15,25 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// controlSocket carries the messages of a link, by which segments and connections are set
-// up. Several goroutines may post, one receives. To close it may take as long as the peer likes.
+// controlSocket carries the messages of a link, which set up segments and connections. Several
+// goroutines may post, one receives. Its Close may take as long as the peer likes.
 type controlSocket struct {
 	*net.UnixConn
 	raw  syscall.RawConn
 	gone <-chan struct{} // closed when the link is dead
 }
 
-// Pauses before a message is sent again to a peer whose queue is full, with some hundred
-// messages unread: each is twice the one before, so that a peer that never reads costs
-// nothing, and one that reads again waits no longer than it has let wait.
+// Pauses before a message is sent again to a peer whose queue is full, with some hundred unread
+// messages. They double, so that a peer that never reads costs nothing, and one that reads again waits
+// no longer than it has kept this end waiting.
 const (
 	firstPause = time.Millisecond
 	mostPause  = time.Second
 )
 
-// post sends a message without blocking in the socket: if the queue is full, memory is short or
-// too many descriptors of this process's user are on their way, it pauses and tries again until
-// ctx ends or the link does.
+// post sends a message without blocking in the socket. If the queue is full, memory is short, or too
+// many descriptors of this process's user are in flight, it pauses and tries again until ctx or the
+// link ends.
 func (c *controlSocket) post(ctx context.Context, m *message, fds ...int) error {
 	b, rights := m.encode(), rightsOf(fds)
 	return c.attempt(ctx, func(fd int) error {
@@ -41,7 +41,7 @@ func (c *controlSocket) post(ctx context.Context, m *message, fds ...int) error 
 	})
 }
 
-// attempt calls try, after pauses, until it neither finds the queue full nor memory short.
+// attempt calls try, with pauses, as long as try finds the queue full or memory short.
 func (c *controlSocket) attempt(ctx context.Context, try func(fd int) error) error {
 	for pause := firstPause; ; pause = min(2*pause, mostPause) {
 		var err error
@@ -61,7 +61,7 @@ func (c *controlSocket) attempt(ctx context.Context, try func(fd int) error) err
 			if is(err, unix.EAGAIN, unix.EINTR) {
 				return ctx.Err()
 			}
-			return &session.Unavailable{Reason: session.ReasonResources, Err: fmt.Errorf("shm: %w: %w", ctx.Err(), err)} // here, and not at the peer
+			return &session.Unavailable{Reason: session.ReasonResources, Err: fmt.Errorf("shm: %w: %w", ctx.Err(), err)} // a shortage at this end, not at the peer
 		}
 	}
 }
@@ -76,7 +76,7 @@ func (c *controlSocket) awaitRead() error {
 	})
 }
 
-// send sends a message and descriptors, bounded by the socket's deadline.
+// send sends a message with descriptors, until the socket's deadline.
 func send(c *net.UnixConn, m *message, fds ...int) error {
 	_, _, err := c.WriteMsgUnix(m.encode(), rightsOf(fds), nil)
 	return err
@@ -89,29 +89,29 @@ func rightsOf(fds []int) []byte {
 	return unix.UnixRights(fds...)
 }
 
-// mostFDs is how many descriptors a message has at most.
+// mostFDs is the most descriptors of a message.
 const mostFDs = 2
 
-// errCut: descriptors were lost, because this process is at its limit.
+// errCut: descriptors of a message were lost, because this process has as many as it may have.
 var errCut = fmt.Errorf("shm: descriptors were lost on the way: %w", unix.EMFILE)
 
-// errTooMany: a message has more descriptors than any of this protocol.
+// errTooMany: a message has more descriptors than mostFDs.
 var errTooMany = fmt.Errorf("%w: too many descriptors", errMessage)
 
-// passCredentials has the kernel attach to each message that comes to a unix socket who has sent
-// it. That has to be set before the socket is connected, or before a listener listens, whose
-// accepted sockets inherit it: then no message is without.
+// passCredentials makes the kernel attach the sender's credentials to each message that a unix socket
+// receives. It must be set before a socket connects, or before a listener listens, whose accepted
+// sockets inherit it: then every message has credentials.
 func passCredentials(fd int) error {
 	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1))
 }
 
-// receive receives the next message and its descriptors, which the caller has to close
-// even if there is an error.
+// receive receives the next message and its descriptors, which the caller has to close even after an
+// error.
 //
-// What does not fit the room for descriptors is closed by the kernel, here, and closing the
-// last descriptor of a file may take as long as the peer likes. So a message is first looked
-// at, with its descriptors, while the queue still has them, and then taken out of it without:
-// none of what is closed then is the last. One with too many stays there.
+// The kernel closes descriptors for which there is no room, within the receiving call. Closing the last
+// descriptor of a file may take as long as the peer likes. So receive first peeks at the message and
+// copies its descriptors, and then takes the message from the queue without them: none that the kernel
+// closes there is the last one. A message with too many descriptors stays in the queue.
 func receive(c *net.UnixConn, m *message) (fds []int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -127,7 +127,7 @@ func receive(c *net.UnixConn, m *message) (fds []int, err error) {
 		return nil, cmp.Or(e, err)
 	}
 	if n == 0 && oobn == 0 {
-		return nil, io.EOF // an empty message has credentials
+		return nil, io.EOF // an empty message would still have credentials
 	}
 	m.user, fds, err = parseControl(room[:oobn])
 	cut := flags&unix.MSG_CTRUNC != 0
@@ -158,7 +158,7 @@ func recvmsg(fd int, b, room []byte, flags int) (n, oobn, got int, err error) {
 	}
 }
 
-// parseControl returns the user who has sent a message, and the message's descriptors.
+// parseControl returns the user that has sent a message, and the message's descriptors.
 func parseControl(control []byte) (user uint32, fds []int, err error) {
 	user = overflowUID
 	msgs, err := unix.ParseSocketControlMessage(control)

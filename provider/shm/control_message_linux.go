@@ -7,8 +7,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// The messages on a link's socket. All have the same size and form. A packet of another
-// size or without the magic is a violation, which ends the link.
+// message is a message on a link's socket. All have the same size and form. A packet of another size or
+// without the magic number is a violation, which ends the link.
 //
 //	0  magic u32    4 kind u8   5 code u8   6 zero u16
 //	8  version u32  12 number u32
@@ -18,9 +18,9 @@ type message struct {
 	version uint32
 	number  uint32 // a slot, or a number of slots
 
-	// user is who has sent the message, by the kernel, not by what it says. (A privileged
-	// program that writes what its caller likes is no way to send one as its user: the
-	// messages that a link believes bring descriptors.)
+	// user is the sender, as the kernel reports it. (A privileged program that writes data of its
+	// caller to sockets cannot be misused to send a message as its own user: the messages whose user
+	// counts carry descriptors.)
 	user uint32
 }
 
@@ -28,7 +28,7 @@ const (
 	messageSize = 16
 	magic       = 0x4d6e6153 // "SanM"; in the processor's byte order, as are the words in shared memory
 
-	// version is also part of the name, so that different versions do not meet.
+	// version is also part of the names, so processes of different versions do not meet.
 	version = session.Version
 )
 
@@ -38,7 +38,7 @@ const (
 	msgSegment                 // dialer: number of slots; its half
 	msgSegmentReply            // acceptor: code; its half
 	msgConnect                 // dialer: number of the slot
-	msgRefuse                  // acceptor: number of a slot that it does not take, code
+	msgRefuse                  // acceptor: number of a slot that it does not accept, code
 )
 
 // Codes of the replies.
@@ -47,7 +47,7 @@ const (
 	codeVersion
 	codeClosed    // the listener is closed
 	codeResources // the acceptor has no room
-	codeUser      // the acceptor cannot tell whose process the dialer is
+	codeUser      // the acceptor does not know the dialer's user
 )
 
 var errMessage = errors.New("shm: not a message of this protocol")

@@ -8,18 +8,18 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Dial connects to the process of this host that listens under a name of a port, which has to be
-// the user uid's. The error is a *session.Unavailable: with ReasonNoListener where nobody has the
-// name, and with ReasonOwner where another user's process has; either costs a few microseconds.
+// Dial connects to the process of this host that listens under one of a port's names, and whose user
+// must be uid. With cfg.Dir, the name is one in that directory, and the user is not compared.
 //
-// With cfg.Dir, the name is one in that directory, and any user's.
+// The error is a *session.Unavailable: with ReasonNoListener if no process has the name, with
+// ReasonOwner if another user's process has it; each takes a few microseconds.
 //
-// It does not wait until that process has taken the connection, nor that it is there to do so:
-// the endpoint fails with a *session.Unavailable if it does not. Both that and Dial may fail
-// with ErrLinkGone, as the process that had the name has ended or given it up: then another one
-// may have it.
+// Dial does not wait until that process has accepted the connection, nor check that it can: if it does
+// not, the endpoint fails with a *session.Unavailable. Dial and the endpoint may fail with ErrLinkGone,
+// if the process has ended or given up the name; another process may have the connection's other end
+// then.
 //
-// Dial is bounded by ctx and to half a second, and safe for concurrent use.
+// Dial takes at most until ctx ends, and at most half a second. It is safe for concurrent use.
 func Dial(ctx context.Context, port uint16, name string, uid uint32, cfg Config) (session.Endpoint, error) {
 	cfg = cfg.withDefaults()
 	if cfg.Dir == "" && !oneUser(uid) {
@@ -38,7 +38,7 @@ func Dial(ctx context.Context, port uint16, name string, uid uint32, cfg Config)
 	e, err := l.dial(ctx)
 	if err != nil {
 		if errors.Is(err, ErrLinkGone) {
-			l.listenerClosed.Store(true) // though nothing else here may have noticed yet
+			l.listenerClosed.Store(true) // nothing else in this process may have noticed yet
 		}
 		return nil, unavailable(err)
 	}
@@ -53,18 +53,18 @@ func keyOf(port uint16, name string, uid uint32, cfg Config) linkKey {
 	return key
 }
 
-// locate finds a link with the process.
+// locate returns a link with the process, and makes one if there is none.
 func locate(ctx context.Context, key linkKey, cfg Config) (*link, error) {
 	for {
 		l, err := dialed.get(ctx, key, cfg)
 		if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) || ctx.Err() != nil {
 			return l, err
 		}
-		// The dial that first asked for the link did so earlier, and its time is over.
+		// Another dial has begun to make the link, and its time was over first.
 	}
 }
 
-// dial connects over the link.
+// dial makes a connection on the link.
 func (l *link) dial(ctx context.Context) (*endpoint, error) {
 	if err := l.acquire(); err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func (l *link) dial(ctx context.Context) (*endpoint, error) {
 	e.begin()
 	l.slots.noteAsked(s)
 	if err := l.control.post(ctx, &message{kind: msgConnect, number: uint32(s.number)}); err != nil {
-		l.slots.noteRefused(s) // the peer has not got it
+		l.slots.noteRefused(s) // the peer has not received the connect
 		e.Abort()
 		e.Retire()
 		return nil, linkError(err)
@@ -93,7 +93,7 @@ func (l *link) dial(ctx context.Context) (*endpoint, error) {
 	return e, nil
 }
 
-// freshSlot takes a slot that nobody uses, from a new segment if need be.
+// freshSlot returns a slot that neither side uses, from a new segment if necessary.
 func (l *link) freshSlot(ctx context.Context) (*slot, error) {
 	for {
 		have := len(l.slots.list())

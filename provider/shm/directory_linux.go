@@ -17,22 +17,23 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// In a directory (Config.Dir) the names are socket files, which processes of other network
-// namespaces find if both have the directory mounted. Those that processes have left which died,
-// the next one of the port removes.
+// In a directory (Config.Dir) the names are socket files. Processes of two network namespaces find each
+// other by them if both have the directory mounted. The next process of a port removes names that dead
+// processes have left.
 //
-// Who the peer is the kernel may not tell here: its user may have no number in this user
-// namespace. Who may enter the directory may be asked, and who may write to it may answer.
+// The kernel may not know the peer's user here, as it may have no number in this user namespace. So the
+// permissions of the directory decide: a process that may enter it may get proposals of moves from this
+// process, and one that may write to it may answer them.
 
-// socketMode lets the directory's owner and its group connect: where it has the set-group-ID bit,
-// files in it are its group's.
+// socketMode lets the directory's owner and its group connect. If the directory has the set-group-ID
+// bit, files in it belong to its group.
 const socketMode = 0o660
 
 // directory is an open directory.
 type directory struct{ *os.File }
 
-// directoryError is why a directory cannot be used: it is not as it has to be, unless the error has a
-// reason of its own, as of a file system that fails.
+// directoryError is why a directory cannot be used. The reason is ReasonPermission, unless err implies
+// another one, as when a file system fails.
 func directoryError(path string, err error) error {
 	why := reason.Of(err).Reason
 	if why == session.ReasonProtocol {
@@ -41,7 +42,7 @@ func directoryError(path string, err error) error {
 	return &session.Unavailable{Reason: why, Err: fmt.Errorf("%w: %s %w", ErrDirectory, path, err)}
 }
 
-// openDirectory opens a directory and checks who may change it.
+// openDirectory opens a directory, and checks that only its owner and its group may change it.
 func openDirectory(path string) (d directory, err error) {
 	if !filepath.IsAbs(path) {
 		return d, directoryError(path, errors.New("is no absolute path"))
@@ -68,15 +69,15 @@ func openDirectory(path string) (d directory, err error) {
 	return d, nil
 }
 
-// path is the path of a file in the directory that was opened, whatever has its name by now. It
-// is short, as a unix socket's address has to be.
+// path returns the path of a file in the directory that was opened, even if another one has its name by
+// now. The path is short, because a unix socket's address has to be.
 func (d directory) path(name string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", d.fd(), name)
 }
 
 func (d directory) fd() int { return int(d.Fd()) }
 
-// names returns those that begin with a prefix.
+// names returns the directory's names with a prefix.
 func (d directory) names(prefix string) ([]string, error) {
 	files, err := d.Readdirnames(-1)
 	if err != nil {
@@ -85,8 +86,8 @@ func (d directory) names(prefix string) ([]string, error) {
 	return slices.DeleteFunc(files, func(name string) bool { return !strings.HasPrefix(name, prefix) }), err
 }
 
-// listenIn listens under a name in a directory, and removes others whose processes have died. giveUp
-// has to be called when nobody accepts any more.
+// listenIn listens under a name in a directory, and removes names of dead processes. giveUp removes the
+// name; it has to be called when nobody accepts any more.
 func listenIn(dir, prefix, name string) (u *net.UnixListener, giveUp func(), err error) {
 	d, err := openDirectory(dir)
 	if err != nil {
@@ -103,10 +104,11 @@ func listenIn(dir, prefix, name string) (u *net.UnixListener, giveUp func(), err
 	}, nil
 }
 
-// clean removes names under which nobody listens, which do not come again. One under which somebody
-// does refuses a socket of another type for that. It looks at MostNames: at those of the port, and then
-// by chance at those of others, on which nobody may ever listen again. So hardly more than one in
-// MostNames stays of a process that died, as each caller leaves one at most.
+// clean removes names under which no process listens, which never come back. It finds them by a connect
+// with a socket of another type, which a listening socket refuses with another error. It tries
+// MostNames names: first those of the port, then, in random order, those of other ports, on which no
+// process may ever listen again. Each caller leaves at most one name, so hardly more than one in
+// MostNames stays.
 func (d directory) clean(prefix string) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -132,14 +134,14 @@ func (d directory) clean(prefix string) {
 	}
 }
 
-// A name is made in a directory of its own, ".NAME", as the file "socket". One that takes longer than
-// unfinishedFor, some million times what it takes, is of a process that died.
+// A name is made in a directory of its own, ".NAME", as the file "socket". One that is older than
+// unfinishedFor, a million times what making it takes, was left by a process that died.
 const (
 	inside        = "socket"
 	unfinishedFor = time.Minute
 )
 
-// removeOld removes a directory in which nobody makes a name any more.
+// removeOld removes the directory of an unfinished name.
 func (d directory) removeOld(own string) {
 	if private, st, err := d.private(own); err == nil {
 		defer private.Close()
@@ -150,7 +152,7 @@ func (d directory) removeOld(own string) {
 	}
 }
 
-// private opens a directory within this one.
+// private opens a directory within d.
 func (d directory) private(own string) (private directory, st unix.Stat_t, err error) {
 	fd, err := unix.Openat(d.fd(), own, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -163,8 +165,9 @@ func (d directory) private(own string) (private directory, st unix.Stat_t, err e
 	return private, st, os.NewSyscallError("fstat", err)
 }
 
-// listen makes a socket that listens, under a name. It makes it in a directory of its own, so that
-// nobody can have it change the mode of another file, or has a name that nobody listens under yet.
+// listen makes a listening socket with a name. The socket is made in a directory of its own. So nobody
+// can make this process change the mode of another file, and no name is visible before its process
+// listens.
 func (d directory) listen(name string) (u *net.UnixListener, err error) {
 	own := "." + name
 	if err := unix.Mkdirat(d.fd(), own, 0o700); err != nil {
@@ -180,11 +183,11 @@ func (d directory) listen(name string) (u *net.UnixListener, err error) {
 		return nil, fmt.Errorf("shm: %s was exchanged: %w", own, unix.EPERM)
 	}
 	fd := private.fd()
-	defer unix.Unlinkat(fd, inside, 0) // which net leaves where listen or what follows fails
+	defer unix.Unlinkat(fd, inside, 0) // net leaves it if listen, or a later step, fails
 	if u, err = listenUnix(private.path(inside)); err != nil {
 		return nil, err
 	}
-	u.SetUnlinkOnClose(false) // it will have another name
+	u.SetUnlinkOnClose(false) // it gets another name below
 	err = unix.Fchmodat(fd, inside, socketMode, 0)
 	if err == nil {
 		err = unix.Renameat(fd, inside, d.fd(), name)

@@ -1,27 +1,26 @@
 // Package shm is the SAN service provider between processes of one host:
 // session.Endpoints over memory that both processes map.
 //
-// A process that has accepted connections to a TCP port listens under a name of that port. Two
-// processes share one link per name: a unix socket for set-up, the peer's pidfd, one doorbell each
-// way and a few sealed memory segments. A connection is a slot of a link: a byte ring each way,
-// which carries the messages. Of a segment each end has made the half that it writes, and can but
-// read the other's.
+// A process that has accepted connections on a TCP port listens under a name for that port. Two
+// processes share one link per name: a unix socket for set-up, the peer's pidfd, one doorbell each way,
+// and a few sealed memory segments. A connection is a slot of a link: one byte ring each way, which
+// carries the messages. Each end has made the half of a segment that it writes, and can only read the
+// other half.
 //
-// Each end knows by the kernel whose process the other is, by the credentials of its messages.
-// Which TCP connection an endpoint is for, and whether the peer is at the other end of that, the
-// session's notes tell, above this package. Nothing that the peer can write is trusted: indexes
-// are checked, lengths are copied before they are checked, and segments are mapped only when
-// sealed.
+// Each end learns the peer's user from the kernel, by the credentials of the peer's messages. Which TCP
+// connection an endpoint is for, and whether the peer has that connection's other end, is decided above
+// this package, by notes of the session. Nothing that the peer can write is trusted: indexes are
+// checked, lengths are copied before they are checked, and only sealed segments are mapped.
 //
-// A process that accepts calls Listen; one that dials calls Names or Linked, and Dial for each name.
-// Their errors are *session.Unavailable. All functions, and a Listener's methods, may be called
-// concurrently. docs/PROTOCOL.md, "On shared memory", has what the two processes share.
+// A process that accepts calls Listen. A process that dials calls Names or Linked, and Dial for each
+// name. Their errors are *session.Unavailable. All functions, and a Listener's methods, may be called
+// concurrently. docs/PROTOCOL.md, "On shared memory", describes what the two processes share.
 //
-// The package never uses TCP, knows nothing of the session protocol, and touches a file system
-// only to read what the kernel shows there and for names in a directory (Config.Dir).
-// Package san calls it on Linux; on other systems it has its name, and no mechanism.
+// The package never uses TCP, and knows nothing of the session protocol. It uses a file system only for
+// /proc and for names in a directory (Config.Dir). Package san calls it on Linux; on other systems it
+// has only its name, and no mechanism.
 //
-// It is exported to the library's other parts: versions keep nothing of it for programs
+// It is exported for the library's other parts. Its API may change in any version
 // (docs/COMPATIBILITY.md).
 //
 //	dial_linux.go, listen_linux.go         connecting
@@ -53,34 +52,33 @@ import (
 // Name is the provider's name in session.Limits.
 const Name = "shm"
 
-// MostNames is how many processes of one port and user a process has links with, and asks in a
-// search: one that makes ever new names has it hold no more.
+// MostNames is how many processes of one port and user a process has links with, and proposes to in one
+// search. So a process that makes ever new names cannot cause more links.
 const MostNames = 64
 
-// ErrDirectory: Config.Dir is not there, cannot be opened now, or others than its owner and its group
-// could put names into it. What wraps it says which.
+// ErrDirectory: Config.Dir does not exist, cannot be opened now, or may be changed by others than its
+// owner and its group. The error that wraps it tells which.
 var ErrDirectory = errors.New("shm: the directory for other network namespaces")
 
 // Config tunes the provider. The zero value suits most callers.
 type Config struct {
-	// Dir is a directory in which the names are, rather than in the network namespace: an
-	// absolute path. It has to be root's or this process's user's, and nobody but its owner
-	// and its group may write to it. The peer may be any user's, and what it is allowed to
-	// is up to the caller.
+	// Dir is the absolute path of a directory for the names, in place of the network namespace. It must
+	// belong to root or to this process's user, and be writable only by its owner and its group. The
+	// peer's process may belong to any user; the caller decides what such a peer may do.
 	Dir string
 
-	// timeout bounds an attempt to connect. The default is 500 ms.
+	// timeout bounds an attempt to connect. Default: 500 ms.
 	timeout time.Duration
 
-	// ringMax is the size in bytes up to which a ring may grow, for each direction of each
-	// connection: at least minRingMax, at most maxRingMax, which is the default.
+	// ringMax is the size in bytes to which each ring of a connection may grow. It is brought within
+	// minRingMax and maxRingMax, the default.
 	ringMax int
 }
 
 const (
 	defaultTimeout = 500 * time.Millisecond
 	minRingMax     = 256 << 10
-	maxRingMax     = 4 << 20 // streams are a tenth faster than with 1 MiB, and those than with 512 KiB
+	maxRingMax     = 4 << 20 // a stream is a tenth faster than with 1 MiB, and that is a tenth faster than with 512 KiB
 )
 
 func (c Config) withDefaults() Config {

@@ -15,32 +15,32 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// doorbell is how the processes of a link wake each other. Counts in shared memory show which
-// slots have news, and a descriptor that each process waits at, and passes to the other,
-// wakes it. Ringing must not block, whatever the peer does with its copy, whose flags and
-// content are shared. So a ring is one of these:
+// doorbell wakes the processes of a link. Counts in shared memory show which slots have news. Each
+// process waits at a descriptor of its own, and passes a copy of it to the other process, which rings
+// there. Ringing must not block, whatever the peer does with its copy, which shares flags and content.
+// So a ring is one of these:
 //
-//   - a read of an eventfd with RWF_NOWAIT, of whose count it takes one. That it makes room
-//     is an event for those who wait. (A write has no such flag: the peer could fill the
-//     counter and clear O_NONBLOCK.)
-//   - before Linux 5.8, a send to a unix socket with MSG_DONTWAIT, which together with the
-//     read of it costs ten times as much.
+//   - a read of an eventfd with RWF_NOWAIT, which takes one from its count. That makes room for writes, which
+//     is an event for the process that waits. (Writes have no such flag: the peer could fill the counter and
+//     clear O_NONBLOCK.)
+//   - before Linux 5.8, a send to a unix socket with MSG_DONTWAIT. With the read of it that costs ten times
+//     as much.
 type doorbell struct {
 	own, peers *bell      // in the first segment
-	rung       ring.Rung  // for peers.asleep
+	rung       ring.Rung  // what this side has rung for, of peers.asleep
 	seen       seenCounts // of peers
 
-	at     *os.File        // where the peer rings
+	at     *os.File        // where this process waits, and the peer rings
 	wait   syscall.RawConn // of at
-	toPass int             // what the peer is to have of it; -1: it has
-	peer   int             // where to ring; -1: not known yet
+	toPass int             // the peer's copy, or its end, of at; -1: passed
+	peer   int             // where this process rings; -1: not known yet
 	socket bool            // peer is a socket
 	drains bool            // at is a socket
 }
 
 var errDoorbell = errors.New("shm: not a doorbell")
 
-// openEventfd is newEventfd. Tests have it fail, as before Linux 5.8.
+// openEventfd is newEventfd, except in tests that make it fail as before Linux 5.8.
 var openEventfd = newEventfd
 
 func (d *doorbell) create() (err error) {
@@ -53,8 +53,8 @@ func (d *doorbell) create() (err error) {
 		return err
 	}
 	d.at, d.toPass = os.NewFile(uintptr(at), "doorbell"), pass
-	// NewFile does not report that epoll had no room for it, and then nothing would
-	// wake this process. This fails in that case.
+	// NewFile does not report that epoll has no room for the descriptor, and nothing would wake this
+	// process then. SetReadDeadline fails in that case.
 	if err := d.at.SetReadDeadline(time.Time{}); err != nil {
 		return fmt.Errorf("shm: doorbell: %w: %w", err, unix.ENOMEM)
 	}
@@ -62,7 +62,7 @@ func (d *doorbell) create() (err error) {
 	return err
 }
 
-// newEventfd returns an eventfd and a copy, after a read as ring makes it.
+// newEventfd returns an eventfd and a copy. It has tried the read by which the peer rings.
 func newEventfd() (at, pass int, err error) {
 	at, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK|unix.EFD_SEMAPHORE)
 	if err != nil {
@@ -92,7 +92,7 @@ func newSocketpair() (at, pass int, err error) {
 	return fds[0], fds[1], nil
 }
 
-// passed closes the end that the peer now has.
+// passed closes this process's copy of the descriptor that the peer has now.
 func (d *doorbell) passed() {
 	if d.toPass >= 0 {
 		unix.Close(d.toPass)
@@ -100,10 +100,10 @@ func (d *doorbell) passed() {
 	d.toPass = -1
 }
 
-// setPeer takes over what the peer passed, if it is of a kind on which ringing does not
-// block: a TCP socket is locked while another process's send copies from memory that does
-// not come, and so is a pipe. All eventfds have one inode; what else has that either refuses
-// RWF_NOWAIT or heeds it.
+// setPeer takes the descriptor that the peer has passed, if ringing there cannot block. A TCP socket
+// could block, as it is locked while another process's send copies from memory that is not available;
+// so could a pipe. All eventfds have one inode. Other files with that inode either refuse RWF_NOWAIT or
+// obey it.
 func (d *doorbell) setPeer(fd int) error {
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err == nil {
@@ -114,7 +114,7 @@ func (d *doorbell) setPeer(fd int) error {
 		d.peer, d.socket = fd, true
 		return nil
 	}
-	ours, err := unix.Eventfd(0, unix.EFD_CLOEXEC) // the own doorbell may be a socket
+	ours, err := unix.Eventfd(0, unix.EFD_CLOEXEC) // this process's own doorbell may be a socket
 	if err != nil {
 		return fmt.Errorf("shm: eventfd: %w", err)
 	}
@@ -136,7 +136,7 @@ type inode struct {
 	number       uint64
 }
 
-// inodeOf identifies a file without waiting for its file system, which may be the peer's.
+// inodeOf identifies a file without waiting for its file system, which the peer may serve.
 func inodeOf(fd int) (inode, error) {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &st)
@@ -146,15 +146,15 @@ func inodeOf(fd int) (inode, error) {
 	return inode{st.Dev_major, st.Dev_minor, st.Ino}, nil
 }
 
-// What a ring reads or writes, and nobody looks at.
+// The memory that a ring reads or writes. Its content means nothing.
 var (
 	one    [8]byte
 	oneVec = func() (v [1]unix.Iovec) { v[0].Base = &one[0]; v[0].SetLen(len(one)); return v }()
 )
 
-// readOne reads one of an eventfd's count, without blocking.
+// readOne takes one from an eventfd's count, without blocking.
 func readOne(fd int) error {
-	const none = ^uintptr(0) // an offset of -1: a stream has none
+	const none = ^uintptr(0) // an offset of -1: no position
 	_, _, errno := unix.RawSyscall6(unix.SYS_PREADV2, uintptr(fd), uintptr(unsafe.Pointer(&oneVec)), 1, none, none, unix.RWF_NOWAIT)
 	if errno != 0 {
 		return errno
@@ -164,8 +164,8 @@ func readOne(fd int) error {
 
 // sendOne sends a byte to a socket, without blocking.
 func sendOne(fd int) {
-	// It fails for good if the peer is gone, or if the queue is full: then the peer has a
-	// byte to read, and looks for news after it. Memory for a byte is short for moments.
+	// It fails for good if the peer has gone, or if the queue is full; then the peer has a byte to
+	// read, and looks for news afterwards. A lack of memory for one byte is brief.
 	const tries = 100
 	for range tries {
 		_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&one[0])), 1,
@@ -176,7 +176,7 @@ func sendOne(fd int) {
 	}
 }
 
-// ring shows the peer that a slot has news.
+// ring counts news about a slot, and wakes the peer if it sleeps.
 func (d *doorbell) ring(slot int, ev session.Events) {
 	d.own.tell(slot, ev)
 	switch {
@@ -184,12 +184,12 @@ func (d *doorbell) ring(slot int, ev session.Events) {
 	case d.socket:
 		sendOne(d.peer)
 	default:
-		_ = readOne(d.peer) // it fails only if the peer has spoiled its own: the kernel needs no memory, and nothing interrupts it
+		_ = readOne(d.peer) // it fails only if the peer has spoiled its own eventfd: the kernel needs no memory, and nothing interrupts it
 	}
 }
 
-// drain takes what has come to a socket, but not what has descriptors: the kernel would close them
-// here. A queue that the peer has put some into stays as it is, until close.
+// drain reads bytes from a socket, but no message with descriptors, which the kernel would close here.
+// A queue in which the peer has put descriptors stays as it is until close.
 func drain(fd int) {
 	var b [64]byte
 	n, _, flags, _, err := unix.Recvmsg(fd, b[:], nil, unix.MSG_PEEK|unix.MSG_DONTWAIT)
@@ -198,8 +198,8 @@ func drain(fd int) {
 	}
 }
 
-// close gives everything back, at the peer's user's expense: its descriptor, and what it has put into
-// the queue of a socket. Nobody waits or rings any more.
+// close closes the descriptors. Those that can be slow to close, because they or their queues are from
+// the peer, are closed on the account of the peer's user. Nobody may wait or ring any more.
 func (d *doorbell) close(peerUser account) {
 	if d.drains {
 		peerUser.closeLater(func() { d.at.Close() })

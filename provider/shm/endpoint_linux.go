@@ -12,35 +12,35 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// spinFor is how long to poll before sleeping: a few round trips, which cost less than waking
-// an idle processor.
+// spinFor is how long to poll before sleeping: a few round trips, which cost less than waking an idle
+// processor.
 const spinFor = 50 * time.Microsecond
 
-// endpoint is one side of a connection. See session.Endpoint for which methods may run
+// endpoint is one end of a connection. session.Endpoint documents which methods may be called
 // concurrently.
 type endpoint struct {
 	session.Sleeper // the link's waiters
 
 	link   *link
 	slot   *slot
-	local  *sideState // this side's state and the peer's, in shared memory
+	local  *sideState // the states of this side and of the peer, in shared memory
 	remote *sideState
-	turn   uint32 // which of the slot's connections this is
+	turn   uint32 // the connection's number among those of the slot
 
 	waker atomic.Pointer[session.Waker]
 	err   atomic.Pointer[error]
-	bad   atomic.Bool // the peer broke the rules, or the link has failed here: no more is taken from the ring
+	bad   atomic.Bool // the peer broke the rules, or the link has failed here: no more messages are taken from the ring
 
 	closing  sync.Once
 	retiring sync.Once
 	closed   atomic.Bool
-	inside   atomic.Int32 // calls of Arm and Disarm, which may overlap Close
+	inside   atomic.Int32 // calls of Arm, Disarm and Withdraw, which may overlap Close
 
-	_   [128]byte // sender and receiver run on different processors
+	_   [128]byte // out and in are used on different processors
 	out ring.Writer
 	_   [128]byte
 	in  ring.Reader
-	met bool // the peer has begun the connection: what it says in the segment is of this one
+	met bool // the peer has begun the connection: its half of the slot is about this one
 	_   [128]byte
 }
 
@@ -50,8 +50,8 @@ var (
 	_ session.Starver    = (*endpoint)(nil)
 )
 
-// newEndpoint makes a slot's next endpoint. The peer does not use the slot: the dialing end's is
-// the first, and may send before the other's is there.
+// newEndpoint makes the endpoint of a slot's next connection. The peer has no endpoint on the slot yet,
+// or, at the accepting end, has one that may have sent already.
 func newEndpoint(l *link, s *slot, turn uint32) *endpoint {
 	e := &endpoint{Sleeper: &l.waiters, link: l, slot: s, local: &s.own.control.state, remote: &s.peers.control.state, turn: turn}
 	pages := s.pages.get()
@@ -69,15 +69,15 @@ func newEndpoint(l *link, s *slot, turn uint32) *endpoint {
 	return e
 }
 
-// begin shows the peer that the connection has begun here. The endpoint is attached.
+// begin shows the peer that the connection has begun here. The endpoint must be attached.
 func (e *endpoint) begin() {
 	e.local.v.Store(e.turn | stateOpen)
-	if e.bad.Load() { // linkDied came before
+	if e.bad.Load() { // linkDied was called before
 		e.abandon()
 	}
 }
 
-// abandon aborts a connection that the session has still to end, unless it has ended here, or not begun.
+// abandon aborts a connection that has begun here and that the session has not ended.
 func (e *endpoint) abandon() {
 	for _, alive := range [2]uint32{stateOpen, stateWithdrawn | stateHeld} {
 		e.local.v.CompareAndSwap(e.turn|alive, e.turn|stateAborted|stateHeld)
@@ -87,7 +87,7 @@ func (e *endpoint) abandon() {
 // discard ends an endpoint that was never attached.
 func (e *endpoint) discard() {
 	e.slot.pages.put(e.out.Pages())
-	e.link.reclaim.schedule() // meanwhile it may have passed the slot by
+	e.link.reclaim.schedule() // a sweep in between may have found the slot without pages
 }
 
 // Limits implements session.Endpoint.
@@ -112,9 +112,8 @@ func (e *endpoint) wake(ev session.Events) {
 	}
 }
 
-// Arm implements session.Endpoint. Its stores are sequentially consistent, so no wake-up
-// is lost: the peer publishes and then reads them, the session arms and then looks at what
-// is published.
+// Arm implements session.Endpoint. No wake-up is lost, because its stores are sequentially consistent:
+// the peer publishes and then reads them; the session arms and then looks at what is published.
 func (e *endpoint) Arm(ev session.Events) {
 	if !e.enter() {
 		return
@@ -142,8 +141,8 @@ func (e *endpoint) Disarm(ev session.Events) {
 	e.inside.Add(-1)
 }
 
-// enter keeps the slot from being reused or unmapped until the caller decrements inside.
-// It returns false once the endpoint is closed.
+// enter keeps Close from finishing, and so the slot in use and mapped, until the caller decrements
+// inside. It returns false if the endpoint is closed.
 func (e *endpoint) enter() bool {
 	e.inside.Add(1)
 	if e.closed.Load() {
@@ -160,8 +159,8 @@ func (e *endpoint) Describe() string {
 		e.slot.number, e.link.peer.pid, own.out.Backlog(&peers.in), peers.out.Backlog(&own.in), e.out.ReaderSleeps(), e.in.WriterWaits())
 }
 
-// Err implements session.Endpoint. If the peer has ended the connection, that is final, whatever
-// the peer writes later.
+// Err implements session.Endpoint. Once it has found that the peer has ended the connection, the result
+// is final, whatever the peer writes later.
 func (e *endpoint) Err() error {
 	if state := e.remote.load(e.turn); state != stateOpen {
 		e.overByPeer(state)
@@ -172,7 +171,7 @@ func (e *endpoint) Err() error {
 	return nil
 }
 
-// fail ends the connection at this side and wakes the session. The first error stays.
+// fail ends the connection at this end and wakes the session. The first error stays.
 func (e *endpoint) fail(err error) {
 	if e.err.CompareAndSwap(nil, &err) {
 		e.wake(session.RecvReady | session.SendReady)
@@ -185,8 +184,8 @@ func (e *endpoint) violation(how error) {
 	e.fail(fmt.Errorf("shm: the peer broke the protocol: %v; %w: %w", how, session.ErrLost, syscall.ECONNRESET))
 }
 
-// overByPeer ends the connection with what the peer's state in the slot means. Whoever found
-// it is awake; others of the session are woken if there may be any.
+// overByPeer ends the connection with the error for the peer's state. The caller is awake; other
+// operations of the session are woken if one may sleep.
 func (e *endpoint) overByPeer(state uint32) {
 	err := &errPeerAborted
 	if state == stateClosed {
@@ -197,12 +196,13 @@ func (e *endpoint) overByPeer(state uint32) {
 	}
 }
 
-// linkDied ends a connection whose link died. The peer may have closed it before.
+// linkDied ends a connection whose link has died, with the peer's end of it if the peer had ended it
+// before.
 func (e *endpoint) linkDied(cause error) {
 	state := e.remote.load(e.turn)
 	if cause != errPeerGone {
-		// A peer that lives is not to take this for the end of this process, nor to take the connection once
-		// it was found not taken, nor to give back what is read yet.
+		// A peer that lives must not take this for the end of this process, nor take the connection after it
+		// was found not taken here, nor give back memory that is still read here.
 		if state == stateOpen {
 			e.bad.Store(true)
 		}

@@ -22,31 +22,31 @@ var (
 	errClosed      = errors.New("shm: endpoint is closed")
 )
 
-// errNoMemory: others of the peer's user have so much unread, or kept, that another connection could
-// hold no more than ring.Start.
+// errNoMemory: what processes of the peer's user have not read, or keep, takes so much memory that
+// another connection's ring could not grow beyond ring.Start.
 var errNoMemory = fmt.Errorf("shm: the memory for what the peer's user has not read, or keeps, is used up: %w", unix.ENOBUFS)
 
-// errNoDescriptors: links with processes of the peer's user hold all that one user may.
+// errNoDescriptors: links with processes of the peer's user hold as many descriptors as one user may.
 var errNoDescriptors = fmt.Errorf("shm: links with the peer's user hold as many descriptors as they may: %w", unix.EMFILE)
 
-// ErrLinkGone is the error of a connection whose link has ended before the other end has taken
-// it. Another one may do.
+// ErrLinkGone is the error of a connection whose link has ended before the peer took the connection. A
+// new link may serve.
 var ErrLinkGone = errors.New("shm: the link has ended")
 
-// unavailable gives an error its reason.
+// unavailable returns err as an *Unavailable with its reason.
 func unavailable(err error) error {
 	switch {
 	case errors.As(err, new(*session.Unavailable)): // it has one
 	case is(err, unix.ENOENT): // without /proc
 		return &session.Unavailable{Reason: session.ReasonNoProvider, Err: err}
 	case is(err, ErrLinkGone, unix.ECONNREFUSED,
-		io.EOF, unix.ECONNRESET, unix.EPIPE): // the listener went away meanwhile
+		io.EOF, unix.ECONNRESET, unix.EPIPE): // the listener was closed meanwhile
 		return &session.Unavailable{Reason: session.ReasonNoListener, Err: err}
 	}
 	return reason.Of(err)
 }
 
-// is reports whether an error is one of these.
+// is reports whether err is one of these errors.
 func is(err error, these ...error) bool {
 	return slices.ContainsFunc(these, func(e error) bool { return errors.Is(err, e) })
 }
@@ -68,7 +68,7 @@ func codeError(code uint8) error {
 	return &session.Unavailable{Reason: session.ReasonProtocol, Err: fmt.Errorf("shm: the listener answered %d", code)}
 }
 
-// linkError marks errors that mean that the other end closed the link.
+// linkError wraps errors that mean that the other end closed the link with ErrLinkGone.
 func linkError(err error) error {
 	if isGone(err) {
 		return linkGone(err)
@@ -78,5 +78,5 @@ func linkError(err error) error {
 
 func linkGone(why error) error { return unavailable(fmt.Errorf("%w: %v", ErrLinkGone, why)) }
 
-// isGone reports whether an error means that there is nobody at the other end.
+// isGone reports whether an error means that the other end has gone.
 func isGone(err error) bool { return is(err, io.EOF, unix.EPIPE, unix.ECONNRESET, net.ErrClosed) }

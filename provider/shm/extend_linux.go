@@ -11,22 +11,21 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// The segments of a link: the dialing end makes its half of a further one when no slot is free,
-// and sends it; the accepting end maps that, and replies with its own.
+// How a link gets a further segment: if no slot is free, the dialing end makes its half of one and
+// sends it. The accepting end maps that half, and replies with its own.
 
-// extending holds the half of a segment that the peer has yet to reply to. There is one at a
-// time: the next has to wait.
+// extending holds this end's half of a segment while the peer has not replied. There is one at a time.
 type extending struct {
-	turn chan struct{} // holds a token while there is one
+	turn chan struct{} // holds a token while a segment is being added
 	half atomic.Pointer[pendingHalf]
 }
 
 type pendingHalf struct {
 	mapping
-	reply chan uint8 // where the code of the reply goes; holds one
+	reply chan uint8 // gets the code of the reply; holds one
 }
 
-// extend adds a segment to the link, unless it has others than the have slots by its turn.
+// extend adds a segment to the link, unless another one was added since it had have slots.
 func (l *link) extend(ctx context.Context, have int) error {
 	select {
 	case l.extending.turn <- struct{}{}:
@@ -39,7 +38,7 @@ func (l *link) extend(ctx context.Context, have int) error {
 		<-l.extending.turn
 		return nil
 	}
-	if l.listenerClosed.Load() { // or the peer has slots that this end has not: see endExtending
+	if l.listenerClosed.Load() { // or the peer has slots that this end does not have: see endExtending
 		<-l.extending.turn
 		return ErrLinkGone
 	}
@@ -51,8 +50,8 @@ func (l *link) extend(ctx context.Context, have int) error {
 	return l.sendHalf(ctx, slots)
 }
 
-// sendHalf sends this end's half of a segment and waits for the peer's. The caller has the turn,
-// which endExtending gives back.
+// sendHalf sends this end's half of a segment and waits for the peer's. The caller has put a token into
+// turn, which endExtending takes out.
 func (l *link) sendHalf(ctx context.Context, slots int) error {
 	m, fd, err := newHalf(slots, l.payer, !l.mayPunch)
 	if err != nil {
@@ -63,7 +62,7 @@ func (l *link) sendHalf(ctx context.Context, slots int) error {
 	p := &pendingHalf{m, make(chan uint8, 1)}
 	l.extending.half.Store(p)
 	if err := l.control.post(ctx, &message{kind: msgSegment, number: uint32(slots)}, fd); err != nil {
-		if l.extending.half.CompareAndSwap(p, nil) { // the peer has not got it
+		if l.extending.half.CompareAndSwap(p, nil) { // the peer has not received it
 			l.endExtending(p, codeResources, nil)
 		}
 		return linkError(err)
@@ -78,7 +77,8 @@ func (l *link) sendHalf(ctx context.Context, slots int) error {
 	}
 }
 
-// segmentReplied takes the reply to the half that was sent. An error means that the peer broke the protocol.
+// segmentReplied handles the reply to a half that was sent. An error means that the peer broke the
+// protocol.
 func (l *link) segmentReplied(code uint8, fds []int) error {
 	p := l.extending.half.Swap(nil)
 	if p == nil {
@@ -90,13 +90,13 @@ func (l *link) segmentReplied(code uint8, fds []int) error {
 	return nil
 }
 
-// endExtending ends what extend has begun. fds are the peer's half, or nothing: descriptors may have
-// been lost.
+// endExtending ends what sendHalf has begun. fds is the peer's half, or empty if its descriptor was
+// lost.
 func (l *link) endExtending(p *pendingHalf, code uint8, fds []int) (err error) {
 	if code == codeOK {
 		if err = l.join(p.mapping, fds); err != nil {
-			// The peer has slots that this end has not. So no more can be added here, and
-			// further connections take another link.
+			// The peer has slots that this end does not have. So no segment can be added to this link,
+			// and further connections need another link.
 			code = codeResources
 			l.listenerClosed.Store(true)
 		}
@@ -109,14 +109,14 @@ func (l *link) endExtending(p *pendingHalf, code uint8, fds []int) (err error) {
 	return err
 }
 
-// handleSegment takes a segment of which the peer has sent its half, and replies. If this process lacks a
-// descriptor or room for it, existing connections must not suffer.
+// handleSegment handles the peer's half of a new segment, and replies. A lack of descriptors or memory
+// here must not end the existing connections.
 func (l *link) handleSegment(m *message, fds []int, cut error) error {
 	if cut == nil && len(fds) != 1 {
 		return errors.New("a segment without its descriptor")
 	}
-	// A peer that reads no replies would have descriptors of this process's user pile up on their
-	// way, of which the kernel lets a user have no more than RLIMIT_NOFILE.
+	// A peer that reads no replies would cause descriptors of this process's user to pile up in flight,
+	// of which the kernel allows a user at most RLIMIT_NOFILE.
 	if err := l.control.awaitRead(); err != nil {
 		return err
 	}
@@ -136,8 +136,8 @@ func (l *link) handleSegment(m *message, fds []int, cut error) error {
 	return l.reply(reply, half)
 }
 
-// accommodate takes the next segment, whose half the peer has made, and returns that of this end
-// for it.
+// accommodate maps the peer's half of a new segment, and returns a descriptor of this end's half, which
+// it makes.
 func (l *link) accommodate(peers int, slots uint32) (half int, err error) {
 	if slots == 0 || int64(slots) != int64(nextSegment(len(l.slots.list()))) {
 		return -1, fmt.Errorf("%w: %d slots", errSegment, slots)
@@ -155,7 +155,7 @@ func (l *link) accommodate(peers int, slots uint32) (half int, err error) {
 	return half, nil
 }
 
-// join adds the peer's half, which is the first descriptor, to this end's.
+// join maps the peer's half, whose descriptor is the first of fds, and installs the segment.
 func (l *link) join(own mapping, fds []int) error {
 	if len(fds) == 0 {
 		return errCut
@@ -167,7 +167,7 @@ func (l *link) join(own mapping, fds []int) error {
 	return err
 }
 
-// install puts the slots into use, and the first segment's bells.
+// install adds the segment's slots, and the bells if it is the first segment.
 func (l *link) install(s segment) {
 	if l.door.own == nil {
 		l.door.own, l.door.peers = s.own.bell(), s.peers.bell()

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How a link begins: each process makes its half of the first segment, in which its part of the
-// doorbells is, too, and gets the end of a doorbell at which it rings.
+// How a link begins. Each process makes its half of the first segment, which includes its bell, and
+// gets a descriptor of the other's doorbell.
 //
 //	dialer                                acceptor
 //	(linkKey.connect: the user?)          (the listener counts links by user)
@@ -20,12 +20,12 @@ import (
 //	identify, check, share
 //	start                                 start
 
-// handshakeTimeout bounds the handshake at the accepting end: the wait for the request and
-// sending the reply. It is a variable for tests.
+// handshakeTimeout bounds the handshake at the accepting end: receiving the request and sending the
+// reply. It is a variable for tests.
 var handshakeTimeout = time.Second
 
-// dialLink makes the dialing end of a link over a socket to the accepting process, which
-// must be the user's. It closes the socket if it fails.
+// dialLink makes the dialing end of a link over a socket to the accepting process, which must belong to
+// user. If it fails, it closes the socket.
 func dialLink(ctx context.Context, conn *net.UnixConn, user uint32, cfg Config) (*link, error) {
 	l, err := newLink(0, conn, cfg)
 	if err != nil {
@@ -38,8 +38,8 @@ func dialLink(ctx context.Context, conn *net.UnixConn, user uint32, cfg Config) 
 	return l, nil
 }
 
-// acceptLink makes the accepting end of a link over an accepted socket. It closes the socket
-// if it fails.
+// acceptLink makes the accepting end of a link over an accepted socket. If it fails, it closes the
+// socket.
 func acceptLink(conn *net.UnixConn, cfg Config, accept acceptFunc) (*link, error) {
 	l, err := newLink(1, conn, cfg)
 	if err != nil {
@@ -53,9 +53,9 @@ func acceptLink(conn *net.UnixConn, cfg Config, accept acceptFunc) (*link, error
 	return l, nil
 }
 
-// identify notes whose process the peer is, by its message: what the kernel knows from before,
-// of the time of connect or listen, may be a user whose privileges it has dropped since. Where
-// the name is in a directory, nothing follows from that.
+// identify notes the peer's user, as the kernel reports it with the message. The credentials at the
+// time of connect or listen may be of another user, whose privileges the process has dropped since. For
+// a name in a directory the user decides nothing.
 func (l *link) identify(m *message) error {
 	l.peer.uid = m.user
 	if l.cfg.Dir == "" && !oneUser(m.user) {
@@ -64,7 +64,7 @@ func (l *link) identify(m *message) error {
 	return nil
 }
 
-// errUserUnknown: a user whom this user namespace does not map may be anybody.
+// errUserUnknown: overflowUID stands for any user that this user namespace does not map.
 var errUserUnknown = fmt.Errorf("shm: this user namespace does not know the user (%d)", overflowUID)
 
 // requestLink is the dialing end's part of the handshake.
@@ -89,8 +89,8 @@ func (l *link) requestLink(ctx context.Context, user uint32) error {
 	return l.setDoorbell(fds, err)
 }
 
-// checkLinkReply checks the reply to a request, and shares the segment, of which own is this end's
-// half. The descriptors are for setDoorbell.
+// checkLinkReply checks the reply to a request, and installs the segment; own is this end's half. The
+// caller passes the descriptors to setDoorbell.
 func (l *link) checkLinkReply(own mapping, user uint32) (fds []int, err error) {
 	var m message
 	if fds, err = receive(l.control.UnixConn, &m); err != nil {
@@ -126,7 +126,7 @@ func (l *link) replyLink() error {
 		err = send(l.control.UnixConn, &message{kind: msgLinkReply, version: version}, half, l.door.toPass)
 		l.door.passed()
 	}
-	if err != nil && !is(err, errMessage, errSegment, errDoorbell) { // of which the dialer gets no reply
+	if err != nil && !is(err, errMessage, errSegment, errDoorbell) { // a dialer that breaks the protocol gets no reply
 		_ = send(l.control.UnixConn, &message{kind: msgLinkReply, version: version, code: code})
 	}
 	if half >= 0 {
@@ -135,8 +135,8 @@ func (l *link) replyLink() error {
 	return err
 }
 
-// checkLinkRequest checks a request, and shares its segment, of which it returns this end's half. The
-// code is why there is no link, if this or a later step fails.
+// checkLinkRequest checks a request, installs its segment, and returns this end's half. The code is the
+// one to reply with if this or a later step fails.
 func (l *link) checkLinkRequest(m *message, fds []int) (half int, code uint8, err error) {
 	switch {
 	case m.kind != msgLink:
@@ -153,8 +153,8 @@ func (l *link) checkLinkRequest(m *message, fds []int) (half int, code uint8, er
 	return half, codeResources, err
 }
 
-// setDoorbell takes over the peer's doorbell, the second descriptor, unless there is
-// an error already, and closes the others.
+// setDoorbell takes the peer's doorbell, which is the second descriptor, unless err is set. It closes
+// the other descriptors.
 func (l *link) setDoorbell(fds []int, err error) error {
 	if err == nil {
 		err = l.door.setPeer(fds[1])
@@ -167,12 +167,12 @@ func (l *link) setDoorbell(fds []int, err error) error {
 	return err
 }
 
-// refuseLink tells a dialing process that this one has no room for it: just hanging up would
-// mean that nobody listens.
+// refuseLink replies to a dialing process that this one has no room for its link. Without a reply the
+// dialer would conclude that there is no listener.
 func refuseLink(c *net.UnixConn, peerUser account) {
 	c.SetDeadline(time.Now().Add(refuseTimeout))
 	var request message
-	fds, _ := receive(c, &request) // closing with the request unread would send a reset
+	fds, _ := receive(c, &request) // a close with the request unread would send a reset
 	peerUser.closeUntrusted(fds...)
 	_ = send(c, &message{kind: msgLinkReply, version: version, code: codeResources})
 }

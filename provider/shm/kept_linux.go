@@ -13,43 +13,45 @@ import (
 	"github.com/sanconn/san/provider/shm/internal/ring"
 )
 
-// No memory of a final half can be given back while anybody has it: the peer, another process that the
-// peer has passed its descriptor to, or a message on its way. So behind the link's end it counts as the
-// peer's user's until nobody has. A watch tells that: as the file has no name, the kernel ends the watch
-// with the last descriptor or mapping, whosever it is (dentry_unlink_inode in Linux's fs/dcache.c).
+// No memory of a final half can be given back while anybody has the half: the peer, a process to which
+// the peer has passed the descriptor, or a message in flight. So after the link's end it still counts
+// as the peer's user's, until nobody has it. A watch reports that: as the file has no name, the kernel
+// ends the watch with the file's last descriptor or mapping in any process (dentry_unlink_inode in
+// Linux's fs/dcache.c).
 
-// keptHalves are watched by one inotify instance, which there is, with a goroutine that reads it, only
-// while it is needed: a user of the host has few.
+// keptHalves watches halves by one inotify instance, which exists, with a goroutine that reads it, only
+// while there are any: a user of the host may have few instances.
 type keptHalves struct {
 	try sync.Once
 	may bool // see mayWatch
 
-	mu   sync.Mutex       // guards what follows
+	mu   sync.Mutex       // guards the fields below
 	in   int              // the instance
-	gone map[int32]func() // by watch: called when nobody has the half any more; nil: there is no instance
+	gone map[int32]func() // by watch: called when nobody has the half any more; nil: no instance exists
 }
 
 var kept keptHalves
 
-// mostKept are watched at a time: each leaves two events, of which the kernel queues 16,384 by default
-// (fs.inotify.max_queued_events).
+// mostKept bounds the halves that are watched. Each causes two events, of which the kernel queues
+// 16,384 by default (fs.inotify.max_queued_events).
 const mostKept = 8 << 10
 
-// unmapKept unmaps a half of this end. Of its rings, written bytes may have memory.
+// unmapKept unmaps a half of this end. Up to written bytes of its rings may have memory.
 func (m mapping) unmapKept(memory ring.Share, written uint64) {
 	if m.mem == nil || m.file < 0 {
 		m.unmap()
 		return
 	}
-	n := int64(written + ring.Start) // for what is beside the rings
+	n := int64(written + ring.Start) // Start: for what is beside the rings
 	memory.Charge(n)
 	m.unmap()
 	kept.await(m, func() { memory.Charge(-n) })
 }
 
-// await has gone called when nobody has a half any more, and closes its file. What keeps it from that
-// may pass, as others use up the user's watches, but for who may read the file: this process has another
-// user since it made that, or the peer has given it away. Then the half counts for good.
+// await closes a half's file, and calls gone when nobody has the half any more. If a watch cannot be
+// had, await tries again, as other processes may use up the user's watches for a time. That is in vain
+// if this process may not read the file, because its user has changed since it made the file, or the
+// peer has changed the file's owner. Then the half counts for good.
 func (k *keptHalves) await(m mapping, gone func()) {
 	k.mu.Lock()
 	err := k.watchLocked(m.file, gone)
@@ -72,7 +74,7 @@ func (k *keptHalves) watchLocked(file int, gone func()) error {
 			return err
 		}
 		f := os.NewFile(uintptr(in), "inotify")
-		if err := f.SetReadDeadline(time.Time{}); err != nil { // no room in epoll's instance
+		if err := f.SetReadDeadline(time.Time{}); err != nil { // epoll has no room
 			f.Close()
 			return err
 		}
@@ -86,10 +88,11 @@ func (k *keptHalves) watchLocked(file int, gone func()) error {
 	return err
 }
 
-// read reads the instance until nothing has been kept for a tick: to close it takes milliseconds.
+// read reads the instance until no half has been watched for a tick: closing the instance takes
+// milliseconds.
 func (k *keptHalves) read(in *os.File) {
 	defer in.Close()
-	var events [64 * unix.SizeofInotifyEvent]byte // of files, which have no names
+	var events [64 * unix.SizeofInotifyEvent]byte // of files, so the events have no names
 	var err error
 	for n := 0; ; n, err = in.Read(events[:]) {
 		k.mu.Lock()
@@ -114,7 +117,7 @@ func (k *keptHalves) read(in *os.File) {
 	}
 }
 
-// endLocked is called for a watch that has ended, at least once.
+// endLocked handles the end of a watch. It may be called several times.
 func (k *keptHalves) endLocked(watch int32) {
 	if gone := k.gone[watch]; gone != nil {
 		delete(k.gone, watch)
@@ -122,7 +125,7 @@ func (k *keptHalves) endLocked(watch int32) {
 	}
 }
 
-// lookLocked looks which watches have ended, as events were lost, for want of memory, say.
+// lookLocked finds the watches that have ended after events were lost, for lack of memory or otherwise.
 func (k *keptHalves) lookLocked() {
 	there, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", k.in))
 	for watch := range k.gone {
@@ -132,14 +135,14 @@ func (k *keptHalves) lookLocked() {
 	}
 }
 
-// watchFile watches the end of a file of this process's user.
+// watchFile watches for the end of a file of this process's user.
 func watchFile(in, file int) (watch int, err error) {
-	_ = unix.Fchmod(file, 0o400) // a watch takes the right to read
+	_ = unix.Fchmod(file, 0o400) // a watch needs the right to read
 	return unix.InotifyAddWatch(in, fmt.Sprintf("/proc/self/fd/%d", file), unix.IN_DELETE_SELF)
 }
 
-// mayWatch reports whether this process may watch files of its own, which it tries with the first one:
-// not where the kernel has no inotify, or a security module forbids it.
+// mayWatch reports whether this process may watch its own files. It tries once, with the first file. A
+// kernel may have no inotify, and a security module may forbid it.
 func (k *keptHalves) mayWatch(file int) bool {
 	k.try.Do(func() {
 		in, err := unix.InotifyInit1(unix.IN_CLOEXEC)

@@ -8,8 +8,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// The layout of a half of a segment, which is the memory that one side writes and the other
-// only reads. It is the same on both sides and part of the protocol version:
+// The layout of a half of a segment, the memory that one side writes and the other side only reads. It
+// is the same for both sides and part of the protocol version:
 //
 //	bell        bellSize            (used in the first segment only)
 //	control     slots × controlSize
@@ -18,33 +18,34 @@ import (
 const (
 	pageSize = 4096
 
-	controlSize = 1024 // an idle connection touches no more, beside its ring
+	controlSize = 1024 // an idle connection touches no more memory, beside its ring
 	bellSize    = 33 * pageSize
-	ringAlign   = 64 << 10 // Linux's largest base page: rings share none, so each can be given back
+	ringAlign   = 64 << 10 // Linux's largest base page: no page belongs to two rings, so each ring can be given back
 
 	firstSlots = 16    // in a link's first segment; each further segment doubles the total
 	mostSlots  = 256   // in one segment
-	linkSlots  = 16384 // in a link: as many as the bell has room for
+	linkSlots  = 16384 // in a link: the bell has room for so many
 )
 
-// A side's state. Closed and aborted are final; then the side no longer touches the slot, unless
-// it is held: the session has lent reserved room, or kept messages, to the application.
+// The state of a side. Closed and aborted are final. Then the side does not touch the slot any more,
+// unless stateHeld is set: the session has lent reserved room, or kept messages, to the application.
 const (
 	stateOpen    = 0
 	stateClosed  = 1 // in order
 	stateAborted = 2
 	stateMask    = 3
 
-	// stateWithdrawn is the dialing side's, until it has ended; to an accepting one that has taken
-	// the connection already it is open. Each side writes its state and then looks at the other's, so if the
-	// dialing one finds it not taken, the accepting one finds it withdrawn, and leaves it.
+	// stateWithdrawn is a state of the dialing side, which takes the connect back. If the accepting
+	// side has taken the connection, it counts as open there. Each side writes its state and then reads
+	// the other's: so if the dialing side finds the connection not taken, the accepting side finds it
+	// withdrawn, and leaves it.
 	stateWithdrawn = 3
 
-	stateHeld = 1 << 31 // with all but open, until Retire
+	stateHeld = 1 << 31 // set with all states but open, until Retire
 
-	// Between them is which of the slot's connections it is the state of. The accepting side
-	// takes that from the dialing one's state. Until it has, its state, and what else it has
-	// written there, is an earlier connection's: so no connect needs a reply.
+	// The bits between are the turn: the number of the slot's connection that the state is about. The
+	// accepting side takes it from the dialing side's state. Until then its state, and all that it has
+	// written in the slot, belong to an earlier connection. So a connect needs no reply.
 	turnUnit = stateMask + 1
 	turnMask = stateHeld - turnUnit
 )
@@ -54,10 +55,10 @@ type sideState struct {
 	_ [124]byte
 }
 
-// turn is which of the slot's connections the side has begun last.
+// turn returns the turn of the connection that the side has begun last.
 func (s *sideState) turn() uint32 { return s.v.Load() & turnMask }
 
-// load returns the state without held; open if the side has not begun the connection.
+// load returns the state without held, or stateOpen if the side has not begun this connection.
 func (s *sideState) load(turn uint32) uint32 {
 	if v := s.v.Load(); v&turnMask == turn && v&stateMask != stateWithdrawn {
 		return v & stateMask
@@ -65,46 +66,46 @@ func (s *sideState) load(turn uint32) uint32 {
 	return stateOpen
 }
 
-// gaveUp reports whether the side has aborted the connection, or withdrawn it.
+// gaveUp reports whether the side has aborted or withdrawn the connection.
 func (s *sideState) gaveUp(turn uint32) bool {
 	v := s.v.Load()
 	return v&turnMask == turn && v&stateMask >= stateAborted
 }
 
-// retired reports whether the side no longer touches the slot.
+// retired reports whether the side does not touch the slot any more for this connection.
 func (s *sideState) retired(turn uint32) bool {
 	v := s.v.Load()
 	return v&(turnMask|stateHeld) == turn && v&stateMask != stateOpen
 }
 
-// holds reports whether the side has ended the connection and may hold what has come by it.
+// holds reports whether the side has ended the connection and may still hold messages of it.
 func (s *sideState) holds(turn uint32) bool {
 	return s.v.Load()&(turnMask|stateHeld) == turn|stateHeld
 }
 
-// slotControl is what one side says about one connection.
+// slotControl is what one side tells about one connection.
 type slotControl struct {
 	state sideState
-	out   ring.Outgoing // of the ring in the same half
-	in    ring.Incoming // of the other's
+	out   ring.Outgoing // for the ring in the same half
+	in    ring.Incoming // for the ring in the other half
 	_     [128]byte
 }
 
-// bell is one side's part in how they wake each other: that it waits, and for which slots it has
-// had news. These are counts, of which the other side remembers how much it has seen.
+// bell is what one side tells for wake-ups: whether it sleeps, and for which slots it has had news. The
+// news are counts; the other side remembers how far it has seen them.
 type bell struct {
 	asleep ring.Alarm
 	_      [120]byte
-	groups [linkSlots / groupSlots]atomic.Uint32 // news of a group of slots, to find them by
+	groups [linkSlots / groupSlots]atomic.Uint32 // for each group of slots, so that the other side finds the slots
 	_      [2048 - 128 - linkSlots/groupSlots*4]byte
-	slots  [linkSlots]atomic.Uint64 // of each slot: two counts, by what is ready
+	slots  [linkSlots]atomic.Uint64 // for each slot two counts: something to receive, room to send
 	_      [2048]byte
 }
 
 const groupSlots = 64
 
-// The slot's control must fit, and a bell must fill its own exactly. A ring takes the control
-// messages that sessions send.
+// The sizes that must match: a slot's control and a bell fill their places exactly, and a ring takes
+// all control messages of a session.
 var (
 	_ [ring.MaxControl - session.MaxControl]byte
 	_ [ring.Spares - session.ControlReserve]byte
@@ -121,12 +122,12 @@ func ringsAt(slots int) int {
 	return (bellSize + slots*(controlSize+cellsSize) + ringAlign - 1) &^ (ringAlign - 1)
 }
 
-// halfSize fits an int of 32 bits.
+// halfSize returns the size in bytes of a half, which fits an int of 32 bits.
 func halfSize(slots int) int64 { return int64(ringsAt(slots)) + int64(slots)*ring.Size }
 
-// nextSegment is how many slots the next segment of a link with have slots gets; 0 means
-// that there is none. The accepting end insists on it: with smaller segments a peer could
-// make it map more of them than the kernel allows (vm.max_map_count).
+// nextSegment returns the number of slots of the next segment of a link that has have slots; 0: there
+// is none. The accepting end insists on it, because with smaller segments a peer could make it map more
+// than the kernel allows (vm.max_map_count).
 func nextSegment(have int) int {
 	if have == 0 {
 		return firstSlots
@@ -134,9 +135,9 @@ func nextSegment(have int) int {
 	return min(have, mostSlots, linkSlots-have)
 }
 
-// The functions below are the only places where mapped memory turns into typed pointers.
-// Each offset comes from local numbers, or is masked, and lies inside the mapping, which
-// newMapping makes halfSize long. (checkHalf has compared that with the file.)
+// Mapped memory turns into typed pointers only in the functions below. Each offset is calculated from
+// local numbers, or masked, and lies inside the mapping, which newMapping makes halfSize long.
+// (checkHalf has compared halfSize with the file.)
 
 func (m mapping) bell() *bell { return (*bell)(unsafe.Pointer(&m.mem[0])) }
 
@@ -150,7 +151,7 @@ func (m mapping) part(i int) part {
 	}
 }
 
-// part is what one side writes of a slot.
+// part is one side's memory of a slot.
 type part struct {
 	control *slotControl
 	cells   *ring.Cells

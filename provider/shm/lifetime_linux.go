@@ -2,33 +2,33 @@ package shm
 
 import "sync"
 
-// lifetime counts who uses a link. It is dead from when nobody may become a user, and dismantled
-// when it is dead and the last user has gone.
+// lifetime counts the users of a link. A dead link gets no new users, and is dismantled when its last
+// user has gone.
 type lifetime struct {
 	gone      chan struct{} // closed when the link is dead
-	dismantle func()        // called once, in a goroutine of its own
-	idled     func()        // called, under mu, to look later again: whether it is unused, or unread any more
-	unread    func() bool   // called under mu: the peer may read yet what this end has written
+	dismantle func()        // called once, in its own goroutine
+	idled     func()        // called with mu held when the link is to be looked at again later: it may be unused, or unread memory of it read
+	unread    func() bool   // called with mu held: the peer may still read what this end has written
 
-	mu     sync.Mutex // guards what follows; no system call under it
-	users  int        // endpoints, connects under way, and others that need the memory
-	dead   bool       // no new connections; gone is closed
-	broken bool       // … and the peer has ended it, or it has failed here
+	mu     sync.Mutex // guards the fields below; no system call is made with it held
+	users  int        // endpoints, connects in progress, and others that need the memory
+	dead   bool       // no new connections
+	broken bool       // … and the peer has ended the link, or the link has failed here
 	reader peerEnd
-	torn   bool // dismantle runs or ran
+	torn   bool // dismantle was started
 	idle   int  // ticks without a user
 }
 
-// peerEnd is how a link has ended for the peer, and so what that may still read.
+// peerEnd is how the link has ended for the peer, which bounds what the peer may still read.
 type peerEnd uint8
 
 const (
 	peerThere  peerEnd = iota // all that was committed
-	peerHungUp                // what it held when it did
+	peerHungUp                // the messages that the peer held when it hung up
 	peerGone                  // nothing: its process has ended
 )
 
-// acquire adds a user, for whom the link's memory stays. It fails if the link is dead.
+// acquire adds a user, for whom the link's memory stays mapped. It fails if the link is dead.
 func (l *lifetime) acquire() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -47,9 +47,8 @@ func (l *lifetime) release() {
 	l.unusedLocked()
 }
 
-// unusedLocked is called when the link may be unused. It has a dead link dismantled, and
-// starts the idle time of one that lives. Of a link that is broken stays what a peer that lives may read:
-// its connections end behind that.
+// unusedLocked is called when the link may be unused. It starts to dismantle a dead link, and the idle
+// time of any other one. A link that is broken keeps the memory that a peer may still read.
 func (l *lifetime) unusedLocked() {
 	switch {
 	case l.users > 0 || l.torn:
@@ -64,15 +63,15 @@ func (l *lifetime) unusedLocked() {
 	}
 }
 
-// over reports whether no more connections can be made.
+// over reports whether no new connection can be made.
 func (l *lifetime) over() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.dead
 }
 
-// kill ends the life of a link that the peer has ended, or that has failed, and adds a user, for whom its
-// memory stays. It returns false if the link is dead already.
+// kill makes a link dead that the peer has ended, or that has failed, and adds a user, for whom its
+// memory stays mapped. It returns false if the link is dead already.
 func (l *lifetime) kill(reader peerEnd) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,7 +92,7 @@ func (l *lifetime) peerEnded() {
 	l.unusedLocked()
 }
 
-// closeUnused ends a link that has no user.
+// closeUnused makes a link dead that has no user.
 func (l *lifetime) closeUnused() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

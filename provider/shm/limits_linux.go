@@ -8,27 +8,26 @@ import (
 	"github.com/sanconn/san/provider/shm/internal/quota"
 )
 
-// limits are how much of this process the processes can hold that it has links with, all
-// together; those of one user can hold half of it at most, and no more than the others have
-// left free (package quota). Beyond it, dialers are told that there is no room.
+// limits are how much of this process other processes can hold through links, all together. The
+// processes of one user can hold half of it at most, and no more than is left free (package quota).
+// Beyond that, dialers get codeResources.
 type limits struct {
-	// connections accepted and not closed yet; in a directory, slots that had one.
-	// It is RLIMIT_NOFILE, which bounds those of TCP, and at most 2^20.
+	// connections that are accepted and not closed yet; for links of a directory, slots that ever had
+	// one. It is RLIMIT_NOFILE, which also bounds TCP connections, and at most 2^20.
 	connections int64
 
-	// descriptors is half of RLIMIT_NOFILE, at most 8192. Each link counts as eight of
-	// them: it has four, and for moments as many that its peer has passed. One that this process
-	// has dialed does, too, as a peer that never reads keeps it, unless that is its own user's.
-	// A final half (newHalf) counts as one.
+	// descriptors is half of RLIMIT_NOFILE, at most 8192. Each link counts as linkDescriptors. So does
+	// a link that this process has dialed, as a peer that never reads keeps it open, unless the peer is
+	// of this process's user. A final half (newHalf) counts as one.
 	descriptors int64
 
-	// addressSpace, in bytes, is half of RLIMIT_AS, at most 16 TiB; 2 GiB where addresses
-	// have 32 bits. What this process maps to dial counts, too.
+	// addressSpace is, in bytes, half of RLIMIT_AS, at most 16 TiB, or 2 GiB if addresses have 32 bits.
+	// It includes what this process maps in order to dial.
 	addressSpace int64
 
-	// mappings is the number of halves of segments that are mapped: a quarter of what the kernel
-	// allows a process by default (vm.max_map_count), at whose end its next allocation
-	// fails. What this process maps to dial counts, too.
+	// mappings is the number of mapped halves of segments: a quarter of what the kernel allows a
+	// process by default (vm.max_map_count), because the allocation after the last allowed mapping
+	// fails. It includes what this process maps in order to dial.
 	mappings int64
 }
 
@@ -39,13 +38,13 @@ const (
 	mostSpace64     = 16 << 40 // of 47 bits
 	mostSpace32     = 2 << 30
 
-	// linkDescriptors is what a link counts for. It has its socket, two doorbells and a
-	// pidfd; during the handshake also the other end of its doorbell, two that are made of a
-	// half, and the peer's; and later the two descriptors that a message can bring.
+	// linkDescriptors is what a link counts as. It has a socket, two doorbells and a pidfd. During the
+	// handshake it also has the other end of its own doorbell, the two descriptors by which it makes
+	// its half, and the peer's half; and later the two that a message can bring.
 	linkDescriptors = 8
 )
 
-// startLimits are the limits of this process, by its resource limits at the start.
+// startLimits are the limits of this process, by its resource limits when it started.
 var startLimits = limitsFor(rlimit(unix.RLIMIT_NOFILE), rlimit(unix.RLIMIT_AS))
 
 // limitsFor derives the limits from RLIMIT_NOFILE and RLIMIT_AS.
@@ -62,7 +61,7 @@ func limitsFor(files, space uint64) limits {
 	}
 }
 
-// rlimit returns a resource limit; the largest number if there is none.
+// rlimit returns a resource limit, or the largest number if there is none.
 func rlimit(resource int) uint64 {
 	var lim unix.Rlimit
 	if unix.Getrlimit(resource, &lim) != nil {
@@ -71,7 +70,7 @@ func rlimit(resource int) uint64 {
 	return lim.Cur
 }
 
-// holdings is who holds what of this process.
+// holdings is what is held of this process, and by whom.
 type holdings struct {
 	connections, descriptors, space, mappings *quota.Pool
 	closers                                   closers
@@ -90,8 +89,8 @@ func newHoldings(l limits) *holdings {
 // held is what is held of this process. Tests replace it.
 var held = newHoldings(startLimits)
 
-// An account is whom something is charged to: a user whose processes connect to this one,
-// or this process itself for what it needs to dial.
+// An account is the holder to whom something is charged: a user whose processes connect to this one, or
+// this process itself for what it needs in order to dial.
 type account struct {
 	*holdings
 	user quota.Holder

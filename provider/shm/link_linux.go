@@ -15,20 +15,20 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// link is one end of what a dialing and an accepting process share. It ties its parts
-// together, each of which has a lock of its own.
+// link is one end of what a dialing and an accepting process share. Its parts have a lock each.
 //
-// Up to three goroutines serve it: one receives from the control socket, one waits for the
-// doorbell where no sleeper does (waiters_linux.go), and one, if there is a pidfd, for the
+// Up to three goroutines serve it: one receives from the control socket; one waits at the doorbell when
+// no sleeper does (waiters_linux.go); and one waits for the end of the peer's process, if there is a
+// pidfd. dismantle waits for all of them.
 // peer's end. dismantle waits for them.
 type link struct {
 	lifetime
 	role      int // 0: dialing, 1: accepting
 	cfg       Config
 	peer      peerProcess
-	payer     account // whom this process charges the link to
-	peerUser  account // of the peer's user, for the descriptors that it passes
-	counted   bool    // as descriptors that the peer's user holds, by this end; where it accepts, the listener does that
+	payer     account // to whom this process charges the link
+	peerUser  account // the peer's user, for descriptors that it passes
+	counted   bool    // this end has charged linkDescriptors to the peer's user; for an accepted link the listener does so
 	control   controlSocket
 	door      doorbell
 	waiters   waiters // of door
@@ -36,32 +36,32 @@ type link struct {
 	extending extending
 	reclaim   reclaimer
 
-	// mayPunch: memory of rings is given back while the link lives. That takes the lock of
-	// the segment's file (shmem_fallocate in Linux's mm/shmem.c), which a process that writes
-	// to the file holds for as long as the memory that it writes from does not come, as that
-	// of a FUSE server's file. A thread of this process would be stuck meanwhile, and outlive
-	// even SIGKILL. Another user's process cannot write there, and one of this user could stop
-	// this process anyway; but not from another container, as may be with a directory.
+	// mayPunch: memory of rings may be given back while the link lives. That takes the lock of the
+	// segment's file (shmem_fallocate in Linux's mm/shmem.c). A process that writes to the file holds
+	// this lock as long as the memory that it writes from is not available, as in a file of a FUSE
+	// server. A thread of this process would be stuck meanwhile, and even SIGKILL would not end it. A
+	// process of another user cannot write to the file. One of this user could stop this process
+	// anyway, except from another container, as is possible with a directory.
 	mayPunch bool
 
-	// accept takes a connection at the accepting end and returns the code to reply with. It
-	// does not block.
+	// accept takes a connection at the accepting end, and returns codeOK or the code that refuses it.
+	// It does not block.
 	accept acceptFunc
 
-	listenerClosed atomic.Bool    // at the other end
+	listenerClosed atomic.Bool    // the other end's listener is closed, or the link takes no more connections for another reason
 	work           sync.WaitGroup // goroutines
-	onClose        func()         // called at the end of teardown; nil: the link never started
+	onClose        func()         // called at the end of teardown; nil: the link was never started
 }
 
 type acceptFunc func(l *link, s *slot) (code uint8)
 
-// fdTableMu has one goroutine at a time make a link's descriptors: while the kernel enlarges the
-// process's table of them, which takes milliseconds (expand_fdtable in Linux's fs/file.c), each
-// that wants one would hold a thread.
+// fdTableMu lets one goroutine at a time make a link's descriptors. While the kernel enlarges the
+// process's table of descriptors, which takes milliseconds (expand_fdtable in Linux's fs/file.c), each
+// further goroutine that needs one would block a thread.
 var fdTableMu sync.Mutex
 
-// newLink makes a link, of which its maker is a user until start, from its socket and what the kernel
-// knows about the peer. It closes the socket if it fails.
+// newLink makes a link from its socket and what the kernel knows about the peer. The caller is a user
+// of the link until start. If newLink fails, it closes the socket.
 func newLink(role int, conn *net.UnixConn, cfg Config) (*link, error) {
 	l := &link{role: role, cfg: cfg, mayPunch: cfg.Dir == ""}
 	l.lifetime = lifetime{users: 1, gone: make(chan struct{}), dismantle: l.dismantle, idled: l.reclaim.schedule,
@@ -103,9 +103,9 @@ func newLink(role int, conn *net.UnixConn, cfg Config) (*link, error) {
 	return l, nil
 }
 
-// ringUser is whom this end's rings are charged to: the peer's user, who has to read them. One
-// that could stop this process anyway may have as much as this process, but not one of another
-// container, as with a directory.
+// ringUser returns the holder to whom this end's rings are charged: the peer's user, as the peer has to
+// read them. A peer that could stop this process anyway counts as this process itself, but not one of
+// another container, as is possible with a directory.
 func (l *link) ringUser() quota.Holder {
 	if l.peer.uid == uint32(os.Geteuid()) && l.cfg.Dir == "" {
 		return quota.Own
@@ -113,8 +113,8 @@ func (l *link) ringUser() quota.Holder {
 	return l.peerUser.user
 }
 
-// start begins to serve the link, whose maker ceases to be its user. onClose is called once it has
-// given everything back.
+// start begins to serve the link. The caller of newLink is no user of it any more. onClose is called
+// when the link has given everything back.
 func (l *link) start(onClose func()) {
 	l.onClose = onClose
 	l.work.Go(l.serve)
@@ -136,13 +136,13 @@ func (l *link) serve() {
 		switch {
 		case err == nil || errors.Is(err, errCut):
 			if err = l.handle(&m, fds, err); isGone(err) {
-				err = errPeerGone // before it got our reply
+				err = errPeerGone // the peer has ended before it received the reply
 			} else if err != nil {
 				err = fmt.Errorf("shm: the peer broke the link: %v: %w", err, syscall.ECONNRESET)
 			}
 		case isGone(err):
-			err = errPeerGone // EOF, or a reset if messages of ours were unread
-		default: // not a message, or this process may not receive any more
+			err = errPeerGone // end of file, or a reset if the peer had not read all messages
+		default: // not a message, or this process may no longer receive
 			err = fmt.Errorf("%v: %w", err, syscall.ECONNRESET)
 		}
 		l.peerUser.closeUntrusted(fds...)
@@ -153,8 +153,8 @@ func (l *link) serve() {
 	}
 }
 
-// handle handles one message. cut is nil or errCut. An error means that the peer broke the
-// protocol or is gone. Of what follows the handshake, only segments have descriptors.
+// handle handles one message. cut is nil or errCut. An error means that the peer broke the protocol or
+// has gone. After the handshake, only messages about segments have descriptors.
 func (l *link) handle(m *message, fds []int, cut error) error {
 	switch {
 	case m.kind == msgSegment && l.role == 1:
@@ -189,13 +189,13 @@ func (l *link) handleConnect(m *message) error {
 	return nil
 }
 
-// refused ends a connection that the peer does not take.
+// refused ends a connection that the peer has refused.
 func (l *link) refused(m *message) error {
 	s := l.slots.at(m.number)
 	if s == nil || m.code == codeOK {
 		return fmt.Errorf("slot %d refused with code %d", m.number, m.code)
 	}
-	e := s.ep.Load() // once it is refused another one may have it
+	e := s.ep.Load() // read first: after noteRefused another connection may have the slot
 	if !l.slots.noteRefused(s) {
 		return fmt.Errorf("slot %d refused, which it has, or was not given", m.number)
 	}
@@ -210,14 +210,13 @@ func (l *link) refused(m *message) error {
 	return nil
 }
 
-// reply posts a reply, and waits as long as the link lives: a peer that does not read may
-// only be stopped, and its connections are to go on afterwards. Until then serve reads no
-// further messages.
+// reply posts a reply, and waits for room as long as the link lives: a peer that does not read may only
+// be stopped, and its connections have to go on afterwards. Meanwhile serve reads no further messages.
 func (l *link) reply(m *message, fds ...int) error {
 	return l.control.post(context.Background(), m, fds...)
 }
 
-// deliver wakes a slot's session.
+// deliver wakes the session of the slot's connection.
 func (l *link) deliver(number int, ev session.Events) {
 	if s := l.slots.at(uint32(number)); s != nil {
 		if e := s.ep.Load(); e != nil {
@@ -226,9 +225,10 @@ func (l *link) deliver(number int, ev session.Events) {
 	}
 }
 
-// attach lets the doorbell find an endpoint, which uses the link until detach. The code is
-// codeClosed if the link is dead; at the accepting end, codeResources if the peer's user has too
-// many connections, or so much unread that this one could not grow.
+// attach makes an endpoint its slot's, so that the doorbell wakes it. The endpoint is a user of the
+// link until detach. The code is codeClosed if the link is dead; and codeResources at the accepting
+// end, if the peer's user has too many connections, or has so much unread that the endpoint's ring
+// could not grow.
 func (l *link) attach(e *endpoint) (code uint8) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -242,7 +242,7 @@ func (l *link) attach(e *endpoint) (code uint8) {
 		if !l.payer.connections.Take(l.payer.user, 1) {
 			return codeResources
 		}
-		e.slot.charged = !l.mayPunch // its memory stays, and so it counts until the link's end
+		e.slot.charged = !l.mayPunch // the slot's memory cannot be given back, so it counts until the link's end
 	}
 	l.users++
 	e.slot.ep.Store(e)
@@ -252,7 +252,7 @@ func (l *link) attach(e *endpoint) (code uint8) {
 	return codeOK
 }
 
-// detach removes an endpoint that has retired from its slot.
+// detach removes a retired endpoint from its slot.
 func (l *link) detach(s *slot) {
 	if s.pages.any() {
 		l.reclaim.schedule()
@@ -266,12 +266,12 @@ func (l *link) detach(s *slot) {
 	others := l.users > 1
 	l.mu.Unlock()
 	if others {
-		l.waiters.Rest() // for whom this one may have waited at the doorbell
+		l.waiters.Rest() // the endpoint's sleeper may have waited at the doorbell for the others
 	}
 	l.release()
 }
 
-// die ends the link: the peer is gone or broke the rules, or this process may not receive any more.
+// die makes the link dead: the peer has gone or broke the protocol, or this process cannot receive any more.
 func (l *link) die(cause error) {
 	reader := peerThere
 	switch {
@@ -289,15 +289,17 @@ func (l *link) die(cause error) {
 			e.linkDied(cause)
 		}
 	}
-	hangUp(l.control.UnixConn) // a peer that lives need not wait until our endpoints have retired
+	hangUp(l.control.UnixConn) // a peer that lives need not wait until the endpoints here have retired
 }
 
-// idleTicks are for how many ticks a link stays without a connection. Usually the dialing end
-// ends it; the accepting end ends what a dialer just holds. It is a variable for tests.
+// idleTicks is for how many ticks a link lives without a connection, at the dialing and the accepting
+// end. Usually the dialing end closes it; the accepting end closes a link that a dialer only holds. It
+// is a variable for tests.
 var idleTicks = [2]int{2, 5}
 
-// closeIdle closes a link that has been idle for long, unless the peer has still to read: that is
-// accounted for until it has, or its process has ended. It reports whether it has to look again.
+// closeIdle closes a link that has been idle for idleTicks, unless the peer has bytes left to read:
+// these are accounted for until the peer has read them or has ended. It reports whether it has to be
+// called again.
 func (l *link) closeIdle() (again bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -8,10 +8,10 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// dialed are the links of which this process is the dialing end.
+// dialed has the links of which this process is the dialing end.
 var dialed = linkCache{links: make(map[linkKey]*linkEntry)}
 
-// linkCache holds one link for each process that was dialed by a name.
+// linkCache holds one link for each name that was dialed.
 type linkCache struct {
 	mu    sync.Mutex // guards links
 	links map[linkKey]*linkEntry
@@ -20,22 +20,21 @@ type linkCache struct {
 type linkKey struct {
 	port uint16
 	name string
-	dir  string // where the name is; "": in the network namespace
+	dir  string // the directory of the name; "": the name is in the network namespace
 
-	// Of a name in the network namespace:
+	// Only for a name in the network namespace:
 	namespace uint64
-	user      uint32 // whose process it is
+	user      uint32 // the process's user
 }
 
-// linkEntry is a link, or the making of it.
+// linkEntry is a link that is there or is being made.
 type linkEntry struct {
-	ready chan struct{} // closed when what follows is set
+	ready chan struct{} // closed when the fields below are set
 	link  *link
 	err   error
 }
 
-// over reports whether a new link is needed: this one failed, or takes no more
-// connections.
+// over reports whether a new link is needed, because this one failed or takes no more connections.
 func (e *linkEntry) over() bool {
 	select {
 	case <-e.ready:
@@ -45,8 +44,8 @@ func (e *linkEntry) over() bool {
 	}
 }
 
-// get returns the link to the process that has a name, and makes it if need be. Making it is
-// bounded by the cfg.timeout of the first dial that asks, and does not depend on any dial's ctx.
+// get returns the link to the process that has a name, and makes one if necessary. Making it is bounded
+// by cfg.timeout of the first dial that needs it, and does not depend on any dial's ctx.
 func (c *linkCache) get(ctx context.Context, key linkKey, cfg Config) (*link, error) {
 	c.mu.Lock()
 	entry, beside := c.links[key], 0
@@ -71,7 +70,7 @@ func (c *linkCache) get(ctx context.Context, key linkKey, cfg Config) (*link, er
 	}
 }
 
-// besideLocked returns the other names of a name's port and user that there are links by.
+// besideLocked returns the names of key's port and user by which there are links, other than key's own.
 func (c *linkCache) besideLocked(key linkKey) (names []string) {
 	for k := range c.links {
 		name := k.name
@@ -82,7 +81,8 @@ func (c *linkCache) besideLocked(key linkKey) (names []string) {
 	return names
 }
 
-// begin connects here, in the caller's network namespace, and goes on in the background.
+// begin connects in the calling thread, hence in its network namespace, and makes the link in the
+// background.
 func (c *linkCache) begin(key linkKey, entry *linkEntry, cfg Config) {
 	conn, err := key.connect()
 	if err != nil {
@@ -100,7 +100,7 @@ func (c *linkCache) begin(key linkKey, entry *linkEntry, cfg Config) {
 	}()
 }
 
-// made ends the making of a link. Its entry is removed when it has failed, or when the link ends.
+// made ends the making of a link. Its entry is removed at once if that failed, or when the link ends.
 func (c *linkCache) made(key linkKey, entry *linkEntry, l *link, err error) {
 	forget := func() {
 		c.mu.Lock()

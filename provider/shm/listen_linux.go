@@ -11,39 +11,39 @@ import (
 )
 
 const (
-	// acceptPause is the wait after accept failed, most likely for lack of
-	// descriptors.
+	// acceptPause is the pause after a failed accept, most likely for lack of descriptors.
 	acceptPause = 10 * time.Millisecond
 
-	// refuseTimeout bounds the reply to a dialer that there is no room. maxRefusing
-	// dialers at a time get that reply; others only see the socket close.
+	// refuseTimeout bounds the reply to a dialer that there is no room. At most maxRefusing dialers at
+	// a time get this reply; for others the socket is closed.
 	refuseTimeout = 100 * time.Millisecond
 	maxRefusing   = 16
 )
 
-// Listener takes connections from processes of this host, under a name of its own. It is safe
-// for concurrent use.
+// Listener takes connections from processes of this host, under a name of its own. It is safe for
+// concurrent use.
 type Listener struct {
 	cfg      Config
 	name     string
 	unix     *net.UnixListener
-	giveUp   func() // of a name in a directory; nil: the name ends with unix
+	giveUp   func() // removes a name in a directory; nil: the name ends with unix
 	accepted func(session.Endpoint)
 
 	closed chan struct{}
 	work   sync.WaitGroup // serve, handshakes, and calls of accepted; none begins once done is set
 
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	links      map[*link]struct{}
-	handshakes map[*net.UnixConn]struct{} // for Close to hang up
+	handshakes map[*net.UnixConn]struct{} // shut down by Close
 	done       bool
 }
 
-// Listen lets processes of this host reach this process by a TCP port, under a name of the port.
-// With cfg.Dir the name is one in that directory. It fails with a *session.Unavailable.
+// Listen lets processes of this host reach this process for connections on a TCP port, under a new name
+// for that port, in the network namespace of the calling thread or in cfg.Dir. The error is a
+// *session.Unavailable.
 //
-// accepted is called for each connection, until Close, in the goroutine that has got it. It must not
-// block: the dialing process's next connection waits for it.
+// accepted is called for each connection until Close, in the goroutine that has received it. It must
+// not block: the dialing process's next connection waits for it.
 func Listen(port uint16, cfg Config, accepted func(session.Endpoint)) (*Listener, error) {
 	l := &Listener{
 		cfg:        cfg.withDefaults(),
@@ -67,11 +67,13 @@ func Listen(port uint16, cfg Config, accepted func(session.Endpoint)) (*Listener
 	return l, nil
 }
 
-// PeerUser is the user whose process is at the other end of one of this package's endpoints, by
-// the kernel's credentials. It is never one that this process's user namespace does not map.
+// PeerUser returns the user whose process is at the other end of one of this package's endpoints, by
+// the kernel's credentials. Except for a name in a directory, it is never a user that this user
+// namespace does not map.
 func PeerUser(ep session.Endpoint) uint32 { return ep.(*endpoint).link.peer.uid }
 
-// Close gives up the name. Connections that were taken live on.
+// Close gives the name up. Connections that were accepted live on. A second Close returns
+// net.ErrClosed.
 func (l *Listener) Close() error {
 	l.mu.Lock()
 	if l.done {
@@ -81,7 +83,7 @@ func (l *Listener) Close() error {
 	l.done = true
 	hangUp(l.unix)
 	l.unix.SetDeadline(longAgo)
-	close(l.closed) // serve, which waits for no closers from then on, accepts no more
+	close(l.closed) // from now on serve neither waits for closers nor accepts
 	links, handshakes := l.links, l.handshakes
 	l.links, l.handshakes = nil, nil
 	l.mu.Unlock()
@@ -95,15 +97,16 @@ func (l *Listener) Close() error {
 	if l.giveUp != nil {
 		l.giveUp()
 	}
-	// This has the sockets closed that nobody has accepted, too: they end at once, but what came with
-	// them may take as long to close as those who have sent it like. One such listener must not keep
-	// another from that, and the program bounds how many it closes: so each has a goroutine.
+	// Close of the socket also closes sockets that were not accepted. Those end at once, but
+	// descriptors in their queues may take as long to close as their senders like. Each listener has a
+	// goroutine for it, so that one does not delay another; their number is bounded by how many
+	// listeners the program closes.
 	go l.unix.Close()
 	return nil
 }
 
-// serve accepts the sockets of dialing processes and makes a link with each in a goroutine, so that
-// a slow one holds up nobody.
+// serve accepts the sockets of dialing processes, and makes a link with each in its own goroutine, so
+// that a slow process delays no other.
 func (l *Listener) serve() {
 	refusing := make(chan struct{}, maxRefusing)
 	for {
@@ -131,13 +134,13 @@ func (l *Listener) serve() {
 			payer.closeLater(func() { c.Close() })
 		}
 		if payer.descriptors.Used() >= payer.descriptors.Limit() {
-			payer.awaitClosing(l.closed) // meanwhile dialers find the queue full
+			payer.awaitClosing(l.closed) // meanwhile dialers find the listener's queue full
 		}
 	}
 }
 
-// admit charges a new link to the user of the dialing process, unless that holds too much or
-// the listener is closed. handshake has to follow.
+// admit charges a new link to the dialing process's user, unless that user holds too much or the
+// listener is closed. If it returns true, handshake must follow.
 func (l *Listener) admit(c *net.UnixConn) (payer account, ok bool) {
 	payer = accountOf(overflowUID)
 	rc, err := c.SyscallConn()
@@ -159,8 +162,8 @@ func (l *Listener) admit(c *net.UnixConn) (payer account, ok bool) {
 	return payer, true
 }
 
-// turnAway refuses a dialing process, with the reply that there is no room. If the listener
-// is being closed it just hangs up: the dialer then looks for another.
+// turnAway refuses a dialing process, with the reply that there is no room. If the listener is being
+// closed it only closes the socket; the dialer then looks for another name.
 func (l *Listener) turnAway(c *net.UnixConn, peerUser account) {
 	select {
 	case <-l.closed:
@@ -170,7 +173,7 @@ func (l *Listener) turnAway(c *net.UnixConn, peerUser account) {
 	peerUser.closeLater(func() { c.Close() })
 }
 
-// handshake makes the link. What it was charged with is given back when it ends.
+// handshake makes the link. The charge is given back when the link ends.
 func (l *Listener) handshake(c *net.UnixConn, payer account) {
 	defer l.work.Done()
 	k, err := acceptLink(c, l.cfg, l.accept)
@@ -211,8 +214,8 @@ func (l *Listener) accept(k *link, s *slot) (code uint8) {
 		return code
 	}
 	e.begin()
-	if e.remote.gaveUp(e.turn) { // before it could be taken
-		e.Close() // in order: nothing is lost by it
+	if e.remote.gaveUp(e.turn) { // before this process took it
+		e.Close() // in order, as nothing is lost
 		e.Retire()
 	} else {
 		l.accepted(e)

@@ -3,7 +3,7 @@ package shm
 // A Mechanism is a feature of the kernel that this provider uses.
 type Mechanism struct {
 	Name     string
-	Required bool   // there are no connections without it
+	Required bool   // without it no connection is possible
 	Use      string // what it is for, and what replaces it
-	Err      error  // why this process cannot use it; nil: it can
+	Err      error  // why this process cannot use it; or nil
 }

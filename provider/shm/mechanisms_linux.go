@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mechanisms tries kernel features that the provider uses, within this process, to explain why
-// there are no connections. It does not try the kernel's list of TCP sockets (tcp_diag).
+// Mechanisms tries the kernel features that the provider uses, within this process, to explain why no
+// connection is possible. It does not try the kernel's list of TCP sockets (tcp_diag).
 func Mechanisms() []Mechanism {
 	return []Mechanism{
 		{"memfd", true, "is the memory that two processes share", trySegment()},

@@ -5,7 +5,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// The methods of session.Messages, which says what they do.
+// The methods of session.Messages, which documents them.
 
 func (e *endpoint) Reserve(least, most int) []byte {
 	if !e.alive() {
@@ -19,8 +19,8 @@ func (e *endpoint) Reserve(least, most int) []byte {
 // Starved implements session.Starver.
 func (e *endpoint) Starved() bool { return e.out.Starved() }
 
-// Spare implements session.Starver: a process that may have little memory for rings may have as
-// little beside them.
+// Spare implements session.Starver. It is as much as rings may take: a process that may have little
+// memory for rings has little for other things, too.
 func (e *endpoint) Spare() int64 { return e.link.slots.memory.Most() }
 
 func (e *endpoint) Commit(n int) { e.afterSending(e.out.Commit(n)) }
@@ -36,7 +36,7 @@ func (e *endpoint) ReserveControl(n int) []byte {
 
 func (e *endpoint) CommitControl(n int) { e.afterSending(e.out.CommitControl(n)) }
 
-// alive reports whether the connection lives.
+// alive reports whether the connection has not ended.
 func (e *endpoint) alive() bool {
 	switch v := e.remote.v.Load(); {
 	case v == e.turn|stateOpen, v == e.turn|stateWithdrawn|stateHeld:
@@ -47,22 +47,22 @@ func (e *endpoint) alive() bool {
 	return e.err.Load() == nil
 }
 
-// afterSending does what a call of the writer has left to do, which is seldom anything: so it is
-// inlined, as is afterReceiving.
+// afterSending does what a call of the writer has left to its caller. It seldom has anything to do, so
+// it is small enough to be inlined, like afterReceiving.
 func (e *endpoint) afterSending(do ring.Action) {
 	if do != 0 {
 		e.act(do, session.RecvReady, &e.out)
 	}
 }
 
-// afterReceiving does what a call of the reader has left to do.
+// afterReceiving does what a call of the reader has left to its caller.
 func (e *endpoint) afterReceiving(do ring.Action) {
 	if do != 0 {
 		e.act(do, session.SendReady, &e.in)
 	}
 }
 
-// act does what an end of a ring has left to do. news is what it means for the peer.
+// act does what a Writer or a Reader has left to its caller. news is what it means for the peer.
 func (e *endpoint) act(do ring.Action, news session.Events, end interface{ Err() error }) {
 	if do&ring.Wake != 0 {
 		e.link.door.ring(e.slot.number, news)
@@ -89,7 +89,7 @@ func (e *endpoint) Poll(ev *session.Event) bool {
 		if state == stateOpen {
 			return false
 		}
-		// Once more after the state, to find what the peer committed before it closed.
+		// Poll again after reading the state, to find what the peer committed before it closed.
 		msg, do = e.in.Poll()
 		e.afterReceiving(do)
 		if msg == nil {

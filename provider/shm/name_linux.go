@@ -18,9 +18,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// prefixOf begins the names of processes that have accepted connections to a port: abstract unix
-// addresses, which like TCP's ports belong to the network namespace, or files of a directory. What
-// follows is random, so that nobody can take one in advance.
+// prefixOf returns the beginning of all names for a port: of abstract unix addresses, which belong to
+// the network namespace like TCP's ports, or of files in a directory. The rest of a name is random, so
+// that nobody can take it in advance.
 func prefixOf(dir string, port uint16) string {
 	if dir != "" {
 		return fmt.Sprintf("%s%d-", anyPort, port)
@@ -28,11 +28,12 @@ func prefixOf(dir string, port uint16) string {
 	return fmt.Sprintf("@san-shm/%d/%d/", version, port)
 }
 
-// anyPort begins all names in a directory.
+// anyPort is the beginning of all names in a directory.
 var anyPort = fmt.Sprintf("san-shm-%d-", version)
 
-// Names returns the names of a port that processes of this host have, in no order: those that may be
-// the user uid's, by what the kernel says; with cfg.Dir, all in that directory.
+// Names returns the names for a port that processes of this host have, in no order: those whose owner,
+// by what the kernel reports, may be the user uid; with cfg.Dir, all in that directory. The error is a
+// *session.Unavailable.
 func Names(ctx context.Context, port uint16, uid uint32, cfg Config) (names []string, err error) {
 	if cfg.Dir != "" {
 		d, err := openDirectory(cfg.Dir)
@@ -56,8 +57,8 @@ func Names(ctx context.Context, port uint16, uid uint32, cfg Config) (names []st
 	return names, err
 }
 
-// Linked returns those of a port's names by which this process has links: mostly all that Names
-// returns, and it costs nothing, where that takes the longer the more unix sockets the host has.
+// Linked returns the names for a port by which this process has links. Mostly these are all that Names
+// would return. Linked costs nothing, whereas Names takes longer the more unix sockets the host has.
 func Linked(port uint16, uid uint32, cfg Config) []string {
 	key := keyOf(port, "", uid, cfg)
 	dialed.mu.Lock()
@@ -65,18 +66,18 @@ func Linked(port uint16, uid uint32, cfg Config) []string {
 	return dialed.besideLocked(key)
 }
 
-// areDigits reports whether a Listener's name ends like that. Others are none of this library's,
-// and would get into the texts of errors as they are.
+// areDigits reports whether digits is the end of a Listener's name. Other names do not belong to this
+// library, and would get into the texts of errors unchecked.
 func areDigits(digits string) bool {
 	return len(digits) == 16 && strings.Trim(digits, "0123456789abcdef") == ""
 }
 
-// mayBe reports whether a process may be a user's, by who has made its socket, or called listen:
+// mayBe reports whether a process may belong to uid, by the user that made its socket or called listen:
 // root may have dropped its privileges since (identify).
 func mayBe(user, uid uint32) bool { return user == uid || user == 0 }
 
-// listenUnix listens at an address. The socket is made in the calling goroutine, whose thread may be
-// in a network namespace of its own.
+// listenUnix listens at an address. The socket is made by the calling thread, which may be in a network
+// namespace of its own.
 func listenUnix(address string) (*net.UnixListener, error) {
 	l, err := listenConfig.Listen(context.Background(), "unixpacket", address)
 	if err != nil {
@@ -85,7 +86,8 @@ func listenUnix(address string) (*net.UnixListener, error) {
 	return l.(*net.UnixListener), nil
 }
 
-// listenConfig has each message to a listener's sockets bring who has sent it.
+// listenConfig makes the kernel attach the sender's credentials to all messages of a listener's
+// sockets.
 var listenConfig = net.ListenConfig{Control: func(_, _ string, rc syscall.RawConn) (err error) {
 	if e := rc.Control(func(fd uintptr) { err = passCredentials(int(fd)) }); e != nil {
 		return e
@@ -93,8 +95,8 @@ var listenConfig = net.ListenConfig{Control: func(_, _ string, rc syscall.RawCon
 	return err
 }}
 
-// connect connects to the process that has a name, without waiting, if that may be the user's. The
-// socket is made in the calling goroutine, as in listenUnix.
+// connect connects to the process that has a name, without waiting, and fails if that process cannot be
+// the user's. The socket is made by the calling thread, as in listenUnix.
 func (k linkKey) connect() (*net.UnixConn, error) {
 	address := k.name
 	if k.dir != "" {
@@ -130,7 +132,7 @@ func (k linkKey) connect() (*net.UnixConn, error) {
 		return nil, err
 	}
 	if k.dir == "" && !mayBe(cred.Uid, k.user) {
-		f.Close() // not the last, as that process may have sent something by now
+		f.Close() // not its last close, as the process may have sent something by now
 		accountOf(cred.Uid).closeLater(func() { c.Close() })
 		return nil, errOwner(cred.Uid, k.user)
 	}
@@ -142,7 +144,8 @@ func errOwner(got, want uint32) error {
 		Err: fmt.Errorf("shm: the process is user %d's, and not user %d's", got, want)}
 }
 
-// NetworkNamespace identifies that of the calling thread; 0: it is not known, without /proc.
+// NetworkNamespace returns a number that identifies the calling thread's network namespace, or 0 if it
+// is not known, without /proc.
 func NetworkNamespace() uint64 {
 	var st unix.Stat_t
 	if unix.Stat("/proc/thread-self/ns/net", &st) != nil {

@@ -10,22 +10,22 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// tick is how often a link checks whether it, or a ring that has grown, is idle. What was
-// idle for two ticks is given back (link.mayPunch). It is a variable for tests.
+// tick is how often a link checks whether it is idle, and which of its rings are. Memory of a ring that
+// was idle for two ticks is given back (link.mayPunch). It is a variable for tests.
 var tick = time.Second
 
-// reclaimer runs sweep at every tick, as long as there is something to give back.
+// reclaimer calls sweep at every tick, as long as there is something to give back.
 type reclaimer struct {
 	sweep    func() (again bool)
-	sweeping sync.Mutex // held by sweep
+	sweeping sync.Mutex // held during sweep
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	timer   *time.Timer
-	due     bool // a sweep is to begin
+	due     bool // a sweep is scheduled
 	stopped bool
 }
 
-// schedule has sweep run: there may be something to give back.
+// schedule schedules a sweep, because there may be something to give back.
 func (r *reclaimer) schedule() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -39,7 +39,7 @@ func (r *reclaimer) run() {
 	r.sweeping.Lock()
 	defer r.sweeping.Unlock()
 	r.mu.Lock()
-	r.due = false // before sweep looks: what is new from now on may be behind its look
+	r.due = false // before sweep looks: it may miss what is new from now on
 	stopped := r.stopped
 	r.mu.Unlock()
 	if !stopped && r.sweep() {
@@ -47,7 +47,7 @@ func (r *reclaimer) run() {
 	}
 }
 
-// stop ends the sweeps, and waits for one that runs.
+// stop ends the sweeps, and waits for one that is running.
 func (r *reclaimer) stop() {
 	r.mu.Lock()
 	r.stopped = true
@@ -59,26 +59,26 @@ func (r *reclaimer) stop() {
 	defer r.sweeping.Unlock()
 }
 
-// cachedPages are the pages that a connection has left in a slot's ring. The next one on
-// the slot takes them over. Programs that connect for each request would otherwise fault in
-// every page again, which takes twice as long as the request. They count in the budget.
+// cachedPages is the memory that a connection has left in a slot's ring. The slot's next connection
+// takes it over. Otherwise a program that makes a connection for each request would fault every page in
+// again, which takes twice as long as the request. The pages count in the budget.
 type cachedPages struct {
-	mu    sync.Mutex // guards what follows; held while they are given back, for less than a millisecond
-	bytes uint64     // how much of the ring may have memory
-	ticks int        // for which they stay
+	mu    sync.Mutex // guards the fields below; held while pages are given back, for less than a millisecond
+	bytes uint64     // so many bytes of the ring may have memory
+	ticks int        // for how many ticks they stay
 }
 
-// cacheTicks is how many ticks a ring keeps pages for the next connection.
+// cacheTicks is how many ticks a ring keeps pages for the slot's next connection.
 const cacheTicks = 2
 
-// put caches the pages of a ring of which n bytes may have memory.
+// put caches the pages of a ring, of which n bytes may have memory.
 func (p *cachedPages) put(n uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.bytes, p.ticks = n, cacheTicks
 }
 
-// get takes over what is cached.
+// get returns how many bytes are cached, and takes them over.
 func (p *cachedPages) get() (n uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,8 +93,8 @@ func (p *cachedPages) any() bool {
 	return p.bytes > 0
 }
 
-// reclaim calls punch with what was put cacheTicks calls ago. It reports whether it has to run
-// again.
+// reclaim counts a tick, and calls punch for pages that were put cacheTicks ago. It reports whether it
+// has to be called again.
 func (p *cachedPages) reclaim(punch func(n uint64) bool) (again bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,11 +105,11 @@ func (p *cachedPages) reclaim(punch func(n uint64) bool) (again bool) {
 	return p.bytes > 0
 }
 
-// punchHole frees the memory of a ring with nothing left to read, of a link that may
-// (link.mayPunch). pages is how much of it may have memory, which its share has counted.
+// punchHole gives back the memory of a ring in which nothing is left to read, of a link with mayPunch.
+// pages bytes of it may have memory, and are counted in the share.
 func punchHole(mem []byte, pages uint64, memory ring.Share) bool {
 	err := unix.Madvise(mem, unix.MADV_REMOVE)
-	if err == unix.EINVAL { // locked since it was mapped, by mlockall(MCL_CURRENT)
+	if err == unix.EINVAL { // by mlockall(MCL_CURRENT) since it was mapped
 		_ = unix.Munlock(mem)
 		err = unix.Madvise(mem, unix.MADV_REMOVE)
 	}
@@ -120,10 +120,10 @@ func punchHole(mem []byte, pages uint64, memory ring.Share) bool {
 	return true
 }
 
-// shrink gives back the pages of an idle ring. The reclaimer calls it. It reports whether it
-// has to run again.
+// shrink gives back the pages of an idle ring. The reclaimer calls it. It reports whether it has to be
+// called again.
 func (e *endpoint) shrink() (again bool) {
-	if !e.slot.accepted() { // what the peer says it has read is of the slot's last connection
+	if !e.slot.accepted() { // what the peer has published as read is about the slot's last connection
 		return true
 	}
 	again, met := e.out.Shrink(func(pages uint64) bool { return punchHole(e.slot.own.ring, pages, e.link.slots.memory) })
@@ -133,8 +133,8 @@ func (e *endpoint) shrink() (again bool) {
 	return again
 }
 
-// sweep gives back memory of rings, in use or not, and ends a link that is idle. That
-// takes nothing from the peer: what it has yet to read is in its own mapping.
+// sweep gives back memory of rings, of connections that are open or have ended, and closes a link that
+// is idle. The peer loses nothing by that: what it has still to read stays in its own mapping.
 func (l *link) sweep() (again bool) {
 	if l.mayPunch {
 		l.mu.Lock()

@@ -10,10 +10,10 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A segment has two halves. Each side makes the one that it writes, and maps the other's for
-// reading alone, which is all that the descriptor permits that it has.
+// A segment has two halves. Each side makes the half that it writes, and maps the other one for reading
+// only; its descriptor of that permits no more.
 
-// mapping is half of a segment, as this process has mapped it.
+// mapping is one half of a segment, mapped into this process.
 type mapping struct {
 	mem   []byte
 	slots int
@@ -21,26 +21,25 @@ type mapping struct {
 	file  int // of a final half of this end, for unmapKept; -1: none
 }
 
-// segment is both halves.
+// segment is both halves of a segment.
 type segment struct{ own, peers mapping }
 
-// halfSeals keep a side from truncating what the other has mapped, where reading would be
-// SIGBUS.
+// halfSeals keep a side from truncating its half, where the other side would get a SIGBUS.
 const halfSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// finalSeals are those of a final half. They also keep its side from taking pages out of it: the
-// other one would wait in the kernel where it reads there, for as long as that takes.
+// finalSeals are the seals of a final half. They also keep its side from punching holes into it: a
+// reader of the other side would wait in the kernel for as long as that takes.
 const finalSeals = halfSeals | unix.F_SEAL_FUTURE_WRITE
 
 var errSegment = errors.New("shm: segment refused")
 
-// newHalf makes the half that this process writes, at the expense of payer. The caller passes
-// the descriptor to the peer and closes it: it cannot be written to, nor opened again for that
-// by another user. Of the own user, who could write to this process's memory anyway, a final
-// half keeps that as well; but then nobody can give memory of it back (unmapKept).
+// newHalf makes the half that this process writes, charged to payer. The caller passes the descriptor
+// to the peer and closes it. It is for reading only, and another user cannot open it again for writing.
+// A process of this user could write to this process's memory anyway; but it cannot write to a final
+// half. On the other hand nobody can give back memory of a final half (unmapKept).
 func newHalf(slots int, payer account, final bool) (m mapping, fd int, err error) {
 	size := halfSize(slots)
-	// Beyond RLIMIT_FSIZE ftruncate raises a signal.
+	// ftruncate beyond RLIMIT_FSIZE raises a signal.
 	var lim unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &lim); err == nil && lim.Cur < uint64(size) {
 		return m, -1, fmt.Errorf("shm: RLIMIT_FSIZE is %d bytes, a segment takes %d: %w", lim.Cur, size, unix.EFBIG)
@@ -78,7 +77,7 @@ func newHalf(slots int, payer account, final bool) (m mapping, fd int, err error
 	return m, fd, nil
 }
 
-// keepFile returns another descriptor of a file.
+// keepFile returns another descriptor of a file, charged to the account.
 func (a account) keepFile(file int) (int, error) {
 	if !a.descriptors.Take(a.user, 1) {
 		return -1, fmt.Errorf("shm: %d of %d descriptors are in use: %w", a.descriptors.Used(), a.descriptors.Limit(), unix.EMFILE)
@@ -105,15 +104,15 @@ func mapHalf(fd, slots int, payer account, final bool) (mapping, error) {
 	return newMapping(fd, slots, payer, unix.PROT_READ)
 }
 
-// checkHalf checks that a descriptor from the peer may be mapped: it must be a memfd
-// of exactly the right size that nobody can shrink. Only shared memory files have seals.
-// Huge pages are refused: touching one may fail.
+// checkHalf checks that a descriptor from the peer may be mapped: it must be a memfd of exactly the
+// right size that nobody can shrink. Only shared memory files have seals. Huge pages are refused,
+// because touching one may fail.
 func checkHalf(fd, slots, want int) error {
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	switch {
 	case err == unix.EINVAL:
 		return fmt.Errorf("%w: no memfd", errSegment)
-	case err != nil: // not the peer's fault, here and below
+	case err != nil: // here and below, not the peer's fault
 		return fmt.Errorf("shm: fcntl: %w", err)
 	case seals&want != want:
 		return fmt.Errorf("%w: seals %#x", errSegment, seals)
@@ -131,7 +130,7 @@ func checkHalf(fd, slots, want int) error {
 	return nil
 }
 
-// newMapping maps half of a segment at the expense of payer.
+// newMapping maps a half of a segment, charged to payer.
 func newMapping(fd, slots int, payer account, prot int) (mapping, error) {
 	size := halfSize(slots)
 	if !payer.space.Take(payer.user, size) {
@@ -149,9 +148,9 @@ func newMapping(fd, slots int, payer account, prot int) (mapping, error) {
 	return mapping{mem, slots, payer, -1}, nil
 }
 
-// mapSparsely maps a file of which only what is touched is to have memory, whatever the
-// process has asked for. mlockall(MCL_FUTURE) populates what is mapped, unless it may not be
-// accessed; once unlocked, it may.
+// mapSparsely maps a file so that only touched pages get memory, whatever the process has requested of
+// the kernel. mlockall(MCL_FUTURE) populates each new mapping, except one that may not be accessed.
+// Such a mapping is unlocked first, and made accessible then.
 func mapSparsely(fd, size, prot int) (mem []byte, err error) {
 	mem, err = unix.Mmap(fd, 0, size, unix.PROT_NONE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
@@ -161,9 +160,9 @@ func mapSparsely(fd, size, prot int) (mem []byte, err error) {
 	for _, advice := range []int{
 		unix.MADV_DONTFORK,   // a forked child must not keep the pages
 		unix.MADV_DONTDUMP,   // a core dump would read all of it, which allocates what is read
-		unix.MADV_NOHUGEPAGE, // a huge page is more than a ring that is nearly empty takes
+		unix.MADV_NOHUGEPAGE, // a huge page is larger than what a nearly empty ring takes
 	} {
-		_ = unix.Madvise(mem, advice) // fails where the kernel does not do what it would prevent
+		_ = unix.Madvise(mem, advice) // fails if the kernel does not do what the advice would prevent
 	}
 	if err := unix.Mprotect(mem, prot); err != nil {
 		unix.Munmap(mem)

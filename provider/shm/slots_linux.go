@@ -8,37 +8,37 @@ import (
 	"github.com/sanconn/san/provider/shm/internal/ring"
 )
 
-// slot is where a connection is, in both halves of a segment. The dialing end hands slots out,
-// and reuses one only when both sides have retired from it.
+// slot is the place of one connection in both halves of a segment. The dialing end allocates slots, and
+// reuses a slot only when both sides have retired from it.
 type slot struct {
 	number int
 	own    part
 	peers  part
-	turn   atomic.Uint32            // which connection it is at, as in sideState
-	ep     atomic.Pointer[endpoint] // until it retires
+	turn   atomic.Uint32            // the number of its connection, as in sideState
+	ep     atomic.Pointer[endpoint] // until the endpoint retires
 	pages  cachedPages              // of the ring that this end writes
 
-	asked   bool // the peer to take it, which it may refuse; at the dialing end, guarded by the table's mu, as is
-	refused bool // … and it has: so it has never had it
-	charged bool // to the peer's user, until the link's end; at the accepting end, guarded by the link's mu
+	asked   bool // a connect was sent, which the peer may refuse; dialing end only, guarded by the table's mu, like
+	refused bool // … the peer has refused it, so it never had the slot
+	charged bool // counted in the peer's user's connections until the link's end; accepting end only, guarded by the link's mu
 }
 
 // slotTable holds the slots of a link, and at the dialing end which of them are free.
 type slotTable struct {
-	all    atomic.Pointer[[]*slot] // grows by copying
+	all    atomic.Pointer[[]*slot] // replaced as a whole when it grows
 	memory ring.Share              // for the rings that this end writes
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	segments []segment
 	free     []*slot
-	leaving  []*slot // this end is done, the peer may not be
+	leaving  []*slot // this end has retired from them, the peer perhaps not
 }
 
 func (t *slotTable) init() { t.all.Store(new([]*slot)) }
 
 func (t *slotTable) list() []*slot { return *t.all.Load() }
 
-// at returns a slot, nil if there is none with this number.
+// at returns the slot with a number, or nil.
 func (t *slotTable) at(number uint32) *slot {
 	if list := t.list(); int64(number) < int64(len(list)) {
 		return list[number]
@@ -46,7 +46,7 @@ func (t *slotTable) at(number uint32) *slot {
 	return nil
 }
 
-// add adds a segment's slots, as free ones at the dialing end. One goroutine at a time adds.
+// add adds a segment's slots; at the dialing end they are free. One goroutine at a time adds.
 func (t *slotTable) add(m segment, dialing bool) {
 	old := t.list()
 	list := append(make([]*slot, 0, len(old)+m.own.slots), old...)
@@ -58,13 +58,13 @@ func (t *slotTable) add(m segment, dialing bool) {
 	t.segments = append(t.segments, m)
 	t.all.Store(&list)
 	if dialing {
-		for i := len(list) - 1; i >= len(old); i-- { // so that the first is taken first
+		for i := len(list) - 1; i >= len(old); i-- { // so that the first slot is taken first
 			t.free = append(t.free, list[i])
 		}
 	}
 }
 
-// allocate returns a slot that neither side uses, nil if there is none.
+// allocate returns a slot that neither side uses, or nil.
 func (t *slotTable) allocate() *slot {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -88,8 +88,8 @@ func (t *slotTable) noteAsked(s *slot) {
 	s.asked = true
 }
 
-// noteRefused notes that the peer does not take a slot. It returns false if it was not asked, or has
-// taken it.
+// noteRefused notes that the peer has refused the slot's connect. It returns false if there was none,
+// or if the peer has taken the connection.
 func (t *slotTable) noteRefused(s *slot) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -100,23 +100,23 @@ func (t *slotTable) noteRefused(s *slot) bool {
 	return true
 }
 
-// accepted reports whether the peer has begun the connection that the slot is at.
+// accepted reports whether the peer has begun the slot's present connection.
 func (s *slot) accepted() bool { return s.peers.control.state.turn() == s.turn.Load() }
 
-// giveBack gives back a slot that this end is done with. It is free when the peer is, too.
+// giveBack returns a slot from which this end has retired. It is free when the peer has retired, too.
 func (t *slotTable) giveBack(s *slot) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.leaving = append(t.leaving, s)
 }
 
-// reapLook is how many slots allocate looks at that connections have left. The last ones first:
-// their memory is in the processor's caches.
+// reapLook is how many of the slots in leaving allocate examines. It takes the newest, whose memory is
+// in the processor's caches.
 const reapLook = 4
 
-// reapLocked frees those of the last n slots left that the peer is done with, too. They are
-// the first to be used again; the last, where the peer had no room for a connection on one: it
-// may count those that were used as one's (link.mayPunch).
+// reapLocked frees those of the newest n slots in leaving from which the peer has retired, too. They
+// are the first to be used again. A slot whose connect the peer has refused is the last: the peer may
+// have room only for slots that it has counted before (link.mayPunch).
 func (t *slotTable) reapLocked(n int) {
 	for i := len(t.leaving) - 1; i >= max(0, len(t.leaving)-n); i-- {
 		if s := t.leaving[i]; s.refused || s.peers.control.state.retired(s.turn.Load()) {
@@ -132,8 +132,8 @@ func (t *slotTable) reapLocked(n int) {
 	}
 }
 
-// reclaim gives back the memory that connections left some time ago in the rings that this
-// end writes. It reports whether it has to run again.
+// reclaim gives back the memory that connections have left some time ago in the rings that this end
+// writes. It reports whether it has to be called again.
 func (t *slotTable) reclaim(by peerEnd) (again bool) {
 	for _, s := range t.list() {
 		again = s.pages.reclaim(func(n uint64) bool { return !s.unread(by) && punchHole(s.own.ring, n, t.memory) }) || again
@@ -141,9 +141,9 @@ func (t *slotTable) reclaim(by peerEnd) (again bool) {
 	return again
 }
 
-// drained reports whether the peer needs nothing any more of what is in the ring: it may still be
-// reading what the last connection has sent, or hold it. One that lies about its progress loses it,
-// and so does one that takes a connection only after its end here: it had no part in it.
+// drained reports whether the peer needs nothing more from the ring. It may still be reading what the last
+// connection has sent, or keep it. A peer that publishes false progress loses bytes. So does one that takes
+// a connection only after it has ended here: that peer had no part in it.
 func (s *slot) drained() bool {
 	return !s.accepted() || s.peers.control.state.retired(s.turn.Load()) || s.own.control.out.Backlog(&s.peers.control.in) == 0
 }
@@ -158,10 +158,10 @@ func (t *slotTable) unread(by peerEnd) bool {
 	return slices.ContainsFunc(t.list(), func(s *slot) bool { return s.pages.any() && s.unread(by) })
 }
 
-// unmap unmaps all segments. Nobody here uses a slot any more. punch: it gives back what this end
-// has written first, which the peer could keep with the segment's descriptor. One that has not
-// ended the link may still have to read, and keeps the controls that tell it how much. Without punch,
-// what is kept counts (unmapKept).
+// unmap unmaps all segments. No slot is in use at this end. With punch it first gives back the memory
+// that this end has written, which the peer could keep by the segment's descriptor. A peer that has not
+// ended the link may still have bytes to read: then these stay, and so do the controls that tell it how
+// many. Without punch, memory that the peer keeps counts as its user's (unmapKept).
 func (t *slotTable) unmap(punch bool, by peerEnd) {
 	t.mu.Lock()
 	segments := t.segments
@@ -178,11 +178,11 @@ func (t *slotTable) unmap(punch bool, by peerEnd) {
 			}
 		}
 		list = list[m.own.slots:]
-		if punch && by != peerThere { // bell and controls, too
+		if punch && by != peerThere { // bell and controls as well
 			punchHole(m.own.mem, 0, t.memory)
 		}
 		m.peers.unmap()
 		m.own.unmapKept(t.memory, written)
-		t.memory.Charge(-counted) // last: what is kept counts without a gap
+		t.memory.Charge(-counted) // last, so that what the peer keeps is counted throughout
 	}
 }

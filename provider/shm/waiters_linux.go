@@ -8,27 +8,27 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// waiters are the goroutines that sleep for want of what a link's peer will ring for, as leader and
-// followers: one of them waits at the doorbell, and delivers what it finds there. The runtime's
-// poller wakes that one directly, as it does a read of a TCP socket, where another goroutine would
-// have to wake it, for which the runtime wakes a thread besides. Where several sleep, or none does,
-// the link's dispatcher, a goroutine of its own, waits there.
+// waiters are the goroutines that sleep until the link's peer rings, as one leader with followers. The
+// leader waits at the doorbell, and delivers the news that it finds. The runtime's poller wakes the
+// leader directly, as it wakes a read of a TCP socket. If another goroutine had to wake it, the runtime
+// would wake a thread besides. If several goroutines sleep, or none, the link's dispatcher, a goroutine
+// of its own, waits at the doorbell.
 //
-// So somebody is there whenever anybody sleeps. Behind a sleeper that was the only one, nobody is
-// until it sleeps again. The session's idle poller bounds that time (Rest), as whoever has slept is
-// on its list.
+// So somebody waits there whenever anybody sleeps. After the only sleeper was woken, nobody waits until
+// it sleeps again. The session's idle poller bounds that time (Rest), because it has each session that
+// has slept in its list.
 type waiters struct {
 	door    *doorbell
 	deliver func(slot int, ev session.Events)
-	ready   func(fd uintptr) bool // made once: in the loop it would be allocated for each wait
+	ready   func(fd uintptr) bool // made once; in the loop it would be allocated for each wait
 
-	dispatch chan struct{} // has the dispatcher wait at the doorbell; holds one
-	stopped  atomic.Bool   // before a deadline ends the wait that is under way
+	dispatch chan struct{} // makes the dispatcher wait at the doorbell; holds one
+	stopped  atomic.Bool   // set before a deadline ends the present wait
 
-	mu       sync.Mutex             // guards what follows; nothing that blocks under it
-	sleepers map[chan struct{}]bool // by their channels: has one a token, and is about to go
-	unwoken  int                    // how many of them have none
-	leader   chan struct{}          // of the sleeper that waits in the poller; nil: none does
+	mu       sync.Mutex             // guards the fields below; nothing blocks with it held
+	sleepers map[chan struct{}]bool // by their channels; true: it has a token, and is about to return
+	unwoken  int                    // how many sleepers have no token
+	leader   chan struct{}          // the channel of the sleeper that waits in the poller; nil: none does
 	led      bool                   // a sleeper or the dispatcher waits at the doorbell, or is about to
 	roused   bool                   // the dispatcher has woken a sleeper in this turn
 }
@@ -38,22 +38,22 @@ func (w *waiters) init(d *doorbell, deliver func(slot int, ev session.Events)) {
 	w.dispatch = make(chan struct{}, 1)
 	w.sleepers = make(map[chan struct{}]bool)
 	w.ready = func(fd uintptr) bool {
-		// Each ring is an edge for epoll, unless the queue of a socket is full; so that is
-		// read before asleep is set. News are looked for after that, and asleep is set
-		// before every look, because there is one ring for each time.
+		// Each ring is an edge for epoll, except while a socket's queue is full. So the socket is read
+		// before asleep is set. asleep is set before each look, because each setting of it causes one
+		// ring at most, and news are looked for afterwards.
 		if d.drains {
 			drain(int(fd))
 		}
 		d.own.asleep.Set(0)
 		return d.seen.pending(d.peers)
 	}
-	w.led = true // by the dispatcher, which begins
+	w.led = true // the dispatcher waits first
 }
 
-// run is the dispatcher, until stop.
+// run is the dispatcher. It returns after stop.
 func (w *waiters) run() {
 	for !w.stopped.Load() {
-		if w.door.wait.Read(w.ready) != nil { // stop, or a Rouse that came late
+		if w.door.wait.Read(w.ready) != nil { // stop, or a late Rouse
 			w.door.at.SetReadDeadline(time.Time{})
 			continue
 		}
@@ -67,8 +67,8 @@ func (w *waiters) run() {
 	}
 }
 
-// dispatches reports whether the dispatcher waits on. If it has woken the only sleeper, the first
-// to sleep again leads.
+// dispatches reports whether the dispatcher has to wait on. If it has woken the only sleeper, it need
+// not: the first goroutine to sleep again leads.
 func (w *waiters) dispatches() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -76,7 +76,7 @@ func (w *waiters) dispatches() bool {
 	return w.led
 }
 
-// Sleep implements session.Sleeper: it returns when there is a token in wake, which it takes.
+// Sleep implements session.Sleeper: it takes a token from wake, and returns when it has it.
 func (w *waiters) Sleep(wake chan struct{}) {
 	w.mu.Lock()
 	w.sleepers[wake] = false
@@ -107,7 +107,7 @@ func (w *waiters) Sleep(wake chan struct{}) {
 	}
 }
 
-// lead waits at the doorbell until there is a token in wake, which it takes.
+// lead waits at the doorbell until it has taken a token from wake.
 func (w *waiters) lead(wake chan struct{}) {
 	for {
 		select {
@@ -119,7 +119,7 @@ func (w *waiters) lead(wake chan struct{}) {
 			w.door.at.SetReadDeadline(time.Time{})
 			continue
 		}
-		w.setLeader(nil) // it looks there anyway
+		w.setLeader(nil) // it looks for a token below anyway
 		w.door.seen.collect(w.door.peers, w.deliver)
 		w.setLeader(wake)
 	}
@@ -131,9 +131,9 @@ func (w *waiters) setLeader(wake chan struct{}) {
 	w.mu.Unlock()
 }
 
-// Rouse implements session.Sleeper: it puts a token into the channel of a sleeper, if there is none
-// in it, and has the sleeper look there if it leads. Under the lock, so that a token is known to be
-// for the sleep that is under way.
+// Rouse implements session.Sleeper: it puts a token into a sleeper's channel, if that is empty, and
+// ends the sleeper's wait at the doorbell if the sleeper leads. The token is put in with mu held, so
+// that it belongs to the sleep that is in progress.
 func (w *waiters) Rouse(wake chan struct{}) {
 	w.mu.Lock()
 	select {
@@ -151,22 +151,22 @@ func (w *waiters) Rouse(wake chan struct{}) {
 	}
 }
 
-// longAgo ends a read at once.
+// longAgo is a deadline that ends a read at once.
 var longAgo = time.Unix(1, 0)
 
-// Rest implements session.Sleeper: it has the dispatcher wait at the doorbell if nobody does.
+// Rest implements session.Sleeper: it makes the dispatcher wait at the doorbell if nobody does.
 func (w *waiters) Rest() {
 	w.mu.Lock()
 	dispatch := !w.led
 	w.led = true
-	w.roused = false // the dispatcher stays, if it was about to leave
+	w.roused = false // keeps a dispatcher that is about to leave
 	w.mu.Unlock()
 	if dispatch {
 		w.wakeDispatcher()
 	}
 }
 
-// stop ends the dispatcher. Nobody sleeps any more.
+// stop ends the dispatcher. There must be no sleepers.
 func (w *waiters) stop() {
 	w.stopped.Store(true)
 	w.door.at.SetReadDeadline(longAgo)
@@ -176,6 +176,6 @@ func (w *waiters) stop() {
 func (w *waiters) wakeDispatcher() {
 	select {
 	case w.dispatch <- struct{}{}:
-	default: // it has been woken
+	default: // it was woken already
 	}
 }

@@ -18,17 +18,17 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// attachment is a port of a device and how it is addressed.
+// attachment is a port of a device, and how the port is addressed.
 type attachment struct {
 	dev       *device
 	port      ibv.Port
-	gids      []ibv.GIDEntry // to be tried in turn; one and the same GID, except for the probe
-	here      bool           // the first of them is of an interface of this network namespace
-	pkeyIndex uint16         // InfiniBand: of the interface's partition
+	gids      []ibv.GIDEntry // to be tried in turn; all with the same GID, except for the probe
+	here      bool           // the first of gids belongs to an interface of this network namespace
+	pkeyIndex uint16         // on InfiniBand: of the interface's partition
 }
 
-// attach finds the device that has a local address: the interface's by its name, or, as
-// containers have interfaces of equal names, another that has the address.
+// attach finds the device that has a local address: the device of the interface with that address, or
+// another one that has the address, because interfaces in containers may have equal names.
 func attach(local netip.Addr, cfg Config) (a attachment, err error) {
 	local = local.Unmap()
 	netdev, err := interfaceOf(local)
@@ -48,7 +48,7 @@ func attach(local netip.Addr, cfg Config) (a attachment, err error) {
 	return a, err
 }
 
-// attachAny tries the host's devices from name on, whether they can be opened or not.
+// attachAny tries the device with this name, and then the host's others. Some of them may not open.
 func attachAny(name, netdev string, local netip.Addr) (best attachment, err error) {
 	devices, _ := ibv.Devices()
 	for i, d := range append([]ibv.Device{{Name: name}}, devices...) {
@@ -77,9 +77,8 @@ func attachAny(name, netdev string, local netip.Addr) (best attachment, err erro
 	return best, err
 }
 
-// attachTo finds a local address among those of a device. Of the GIDs that a RoCE port
-// has for it, version 2 is the one that is routed; a link-local one serves only where the
-// address is that itself.
+// attachTo finds a local address among those of a device. Of a RoCE port's GIDs with this address, the
+// one of version 2 is routed. A link-local GID serves only the link-local address.
 func attachTo(name, netdev string, local netip.Addr) (attachment, error) {
 	infiniband := portGID(hardwareAddr(netdev))
 	a, err := portOf(name, func(p ibv.Port, g ibv.GIDEntry) bool {
@@ -93,7 +92,7 @@ func attachTo(name, netdev string, local netip.Addr) (attachment, error) {
 	return a, err
 }
 
-// portOf opens a device that connects without rdma_cm, and finds its port with GIDs that suit.
+// portOf opens a device that connects without rdma_cm, and finds a port of it with GIDs that suit.
 func portOf(name string, suits func(ibv.Port, ibv.GIDEntry) bool, that string) (attachment, error) {
 	dev, err := exchangeDevice(name)
 	if err != nil {
@@ -109,8 +108,8 @@ func portOf(name string, suits func(ibv.Port, ibv.GIDEntry) bool, that string) (
 	return a, callError(err)
 }
 
-// hardwareAddr is that of a network interface, nil if there is no such interface. Tests
-// replace it.
+// hardwareAddr returns the hardware address of a network interface, or nil if there is no such
+// interface. Tests replace it.
 var hardwareAddr = func(netdev string) net.HardwareAddr {
 	ifi, err := interfaceByName(netdev)
 	if err != nil {
@@ -119,17 +118,17 @@ var hardwareAddr = func(netdev string) net.HardwareAddr {
 	return ifi.HardwareAddr
 }
 
-// sysfsClass is where the kernel shows interfaces and devices. Tests have one of their own.
+// sysfsClass is where the kernel shows interfaces and devices. Tests use a directory of their own.
 var sysfsClass = "/sys/class"
 
-// partition is the index, in the port's table, of the partition key of an IPoIB interface
-// (Documentation/ABI/stable/sysfs-class-infiniband, ports/N/pkeys). The top bit tells full
+// partition returns the index, in the port's table, of the partition key of an IPoIB interface
+// (Documentation/ABI/stable/sysfs-class-infiniband, ports/N/pkeys). The top bit distinguishes full
 // members from limited ones, which do not reach each other.
 func partition(sysfs, netdev, device string, port int) (index uint16, err error) {
 	const partitionOf = 0x7fff
 	key, err := readHex(filepath.Join(sysfs, "net", netdev, "pkey"))
 	if err != nil {
-		return 0, nil // no IPoIB interface: the port's first partition
+		return 0, nil // not an IPoIB interface: use the port's first partition
 	}
 	files, _ := filepath.Glob(filepath.Join(sysfs, "infiniband", device, "ports", strconv.Itoa(port), "pkeys", "*"))
 	var best uint64
@@ -148,7 +147,7 @@ func partition(sysfs, netdev, device string, port int) (index uint16, err error)
 	return index, nil
 }
 
-// readHex reads a file with a number of 16 bits, as 0x8001.
+// readHex reads a file that holds a 16-bit number, such as 0x8001.
 func readHex(file string) (uint64, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -157,7 +156,7 @@ func readHex(file string) (uint64, error) {
 	return strconv.ParseUint(strings.TrimSpace(string(b)), 0, 16)
 }
 
-// mtu is the port's or, where that is less, as a VLAN's may be, that of the interface.
+// mtu returns the port's MTU, or the interface's if that is smaller, as a VLAN's may be.
 func (a attachment) mtu() ibv.MTU {
 	if a.port.LinkLayer == ibv.LinkEthernet {
 		if ifi, err := interfaceByIndex(a.gids[0].Netdev); err == nil {
@@ -167,8 +166,8 @@ func (a attachment) mtu() ibv.MTU {
 	return a.port.ActiveMTU
 }
 
-// roceMTU is the largest MTU of RoCE whose packets fit an interface's, as the kernel
-// reckons (iboe_get_mtu in include/rdma/ib_addr.h).
+// roceMTU returns the largest MTU of RoCE whose packets fit an interface's MTU, by the kernel's
+// calculation (iboe_get_mtu in include/rdma/ib_addr.h).
 func roceMTU(bytes int) ibv.MTU {
 	const headers = 40 + 8 + 12 + 4 + 28 + 4 // IPv6, UDP, BTH, XRC, atomics, CRC
 	m := ibv.MTU(5)
@@ -178,19 +177,17 @@ func roceMTU(bytes int) ibv.MTU {
 	return m
 }
 
-// isOnSubnet reports whether packets to a GID need no global route header. Where subnets
-// are joined by InfiniBand routers, only the subnet manager knows the router's address:
-// such peers are for rdma_cm.
+// isOnSubnet reports whether packets to a GID need no global route header. Between subnets that
+// InfiniBand routers join, only the subnet manager knows a router's address: such peers need rdma_cm.
 func (a attachment) isOnSubnet(peer ibv.GID) bool {
 	const prefix = 8 // bytes, of the subnet
 	return a.port.LinkLayer == ibv.LinkInfiniBand && a.port.Flags&ibv.PortGRHRequired == 0 &&
 		[prefix]byte(peer[:prefix]) == [prefix]byte(a.gids[0].GID[:prefix])
 }
 
-// at returns an active port of the device with those of its GIDs that suit, if there are
-// any, and an error if that cannot be determined. In a container the table also has
-// other containers' GIDs, perhaps with equal addresses: those of interfaces here come
-// first.
+// at returns an active port of the device with those of its GIDs that suit, if any. An error means that
+// this cannot be determined. In a container the GID table also has GIDs of other containers, perhaps
+// with equal addresses: GIDs of interfaces in this network namespace come first.
 func (d *device) at(suits func(ibv.Port, ibv.GIDEntry) bool) (attachment, error) {
 	a := attachment{dev: d}
 	var unknown error
@@ -228,7 +225,8 @@ func (d *device) at(suits func(ibv.Port, ibv.GIDEntry) bool) (attachment, error)
 	return a, unknown
 }
 
-// inTurn tries the GIDs for a queue pair. EINVAL means that one is another container's.
+// inTurn calls try with each GID until one serves. EINVAL means that a GID belongs to another
+// container.
 func (a attachment) inTurn(try func(ibv.GIDEntry) error) error {
 	var tried []error
 	for _, g := range a.gids {
@@ -245,9 +243,8 @@ func (a attachment) inTurn(try func(ibv.GIDEntry) error) error {
 	return unavailable(session.ReasonUnreachable, fmt.Errorf("verbs: %s gives this process no address: %w", a.dev.ctx.Name, errors.Join(tried...)))
 }
 
-// portGID is the GID of the InfiniBand port below a network interface, which is in the
-// interface's hardware address after the first four bytes (RFC 4391, section 9.1.1).
-// Zero: there is no such port.
+// portGID returns the GID of the InfiniBand port below a network interface: the interface's hardware
+// address without its first four bytes (RFC 4391, section 9.1.1). Zero: there is no such port.
 func portGID(hardware net.HardwareAddr) (gid ibv.GID) {
 	if len(hardware) == 4+len(gid) {
 		copy(gid[:], hardware[4:])
@@ -255,22 +252,22 @@ func portGID(hardware net.HardwareAddr) (gid ibv.GID) {
 	return gid
 }
 
-// Clusters may have InfiniBand without IPoIB beside an Ethernet with all addresses. There
-// rdma_cm, which goes by addresses, has nothing to connect by, and the exchange over TCP needs
-// none: a device without an interface serves the addresses of interfaces without a device.
+// A cluster may have InfiniBand without IPoIB, and an Ethernet with all addresses. rdma_cm connects by
+// addresses, and has none there. The exchange over TCP needs none on InfiniBand: so a device without an
+// interface serves the addresses of interfaces without a device.
 
-// bare remembers which device that is. Finding out opens devices.
+// bare remembers such a device. Finding it takes opening devices.
 var bare struct {
 	mu   sync.Mutex
 	at   time.Time // guarded by mu
 	name string    // "": none. Guarded by mu
 }
 
-// bareAge is how long it is remembered.
+// bareAge is how long the result is remembered.
 const bareAge = 10 * time.Second
 
-// bareDevice is the first InfiniBand device with an active port that no interface belongs to,
-// "" if there is none. Whether a peer is on the same fabric shows when it is connected.
+// bareDevice returns the first InfiniBand device with an active port and without an interface, or "".
+// Whether a peer is on the same fabric turns out when it is connected.
 func bareDevice() string {
 	bare.mu.Lock()
 	name, at := bare.name, bare.at
@@ -278,7 +275,7 @@ func bareDevice() string {
 	if time.Since(at) <= bareAge {
 		return name
 	}
-	err := searched(func() error { name = findBare(); return nil }) // without mu, as to open a device may block: another may look as well
+	err := searched(func() error { name = findBare(); return nil }) // without mu, as opening a device may block: another goroutine may search as well
 	if name == "" && err != nil {
 		return ""
 	}
@@ -304,7 +301,7 @@ func findBare() string {
 	for _, ifi := range ifis { // of this network namespace
 		taken[of[ifi.Name]] = true
 	}
-	devices, _ := ibv.Devices() // an error: there are none
+	devices, _ := ibv.Devices() // on an error there are none
 	for _, d := range devices {
 		if taken[d.Name] {
 			continue
@@ -317,7 +314,7 @@ func findBare() string {
 	return ""
 }
 
-// barePort finds an active port of InfiniBand, used in its first partition.
+// barePort finds an active InfiniBand port, and uses it in its first partition.
 func barePort(name string) (attachment, error) {
 	return portOf(name, func(p ibv.Port, g ibv.GIDEntry) bool { return p.LinkLayer == ibv.LinkInfiniBand && g.Index == 0 }, "of InfiniBand")
 }

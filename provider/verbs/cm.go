@@ -13,8 +13,8 @@ import (
 	"github.com/sanconn/san/ibv"
 )
 
-// cmHub is the process's event channel of rdma_cm and the goroutine that reads
-// it. It lives as long as there are ids.
+// cmHub is the process's event channel of rdma_cm and the goroutine that reads it. It exists as long as
+// there are ids.
 type cmHub struct {
 	mu      sync.Mutex
 	users   int               // guarded by mu
@@ -24,8 +24,8 @@ type cmHub struct {
 
 var hub cmHub
 
-// use returns the channel for one more id; each use needs a release. A channel that
-// ends is not used again.
+// use returns the channel for one more id, which needs a release. A channel that ends is not used
+// again.
 func (h *cmHub) use() (*ibv.EventChannel, error) {
 	if err := nodesRefused(); err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func (h *cmHub) release() {
 	channel, done := h.channel, h.done
 	last := h.users == 0
 	if last {
-		h.channel = nil // adopt then refuses a request that readEvents has just taken
+		h.channel = nil // then adopt refuses a request that readEvents has just received
 	}
 	h.mu.Unlock()
 	if last {
@@ -60,7 +60,7 @@ func (h *cmHub) release() {
 	}
 }
 
-// cmOwner handles an id's events. It does not block.
+// cmOwner handles an id's events. It must not block.
 type cmOwner interface{ event(ibv.Event) }
 
 func readEvents(channel *ibv.EventChannel, done chan<- struct{}) {
@@ -71,7 +71,7 @@ func readEvents(channel *ibv.EventChannel, done chan<- struct{}) {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return
 		case err != nil:
-			time.Sleep(time.Millisecond) // for want of memory, say
+			time.Sleep(time.Millisecond) // for lack of memory, for instance
 			continue
 		}
 		if o, ok := ev.ID.Owner.(cmOwner); ok {
@@ -80,14 +80,14 @@ func readEvents(channel *ibv.EventChannel, done chan<- struct{}) {
 	}
 }
 
-// cmID is an id of rdma_cm: at first of a connection that is being made, whose
-// events go to a channel; then of an endpoint.
+// cmID is an id of rdma_cm. While its connection is being made, its events go to a channel; afterwards
+// to the endpoint.
 type cmID struct {
 	id       *ibv.ID
 	events   chan ibv.Event
 	endpoint atomic.Pointer[Endpoint]
 
-	mu     sync.Mutex // guards what is called on id, and closed
+	mu     sync.Mutex // guards calls on id, and closed
 	closed bool
 }
 
@@ -108,8 +108,8 @@ func newID() (*cmID, error) {
 	return c, nil
 }
 
-// adopt takes over a connect request's id, which came through channel. It is called
-// by readEvents. Nil: the channel's last user, the listener, has just gone.
+// adopt takes over the id of a connect request that came through channel. readEvents calls it. It
+// returns nil if the channel's last user, the listener, has just gone.
 func (h *cmHub) adopt(id *ibv.ID, channel *ibv.EventChannel) *cmID {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -127,7 +127,7 @@ func (c *cmID) event(ev ibv.Event) {
 		err := fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET)
 		switch {
 		case ev.Type == ibv.Disconnected && !e.dev.iwarp():
-			// Until this end disconnects as well, its queue pair stays up (rxe).
+			// The queue pair stays up until this end disconnects as well (rxe).
 			e.q.hangUp(err, c.disconnect)
 		case ev.Type == ibv.Disconnected || ev.Type == ibv.DeviceRemoval:
 			e.q.fail(err)
@@ -135,11 +135,11 @@ func (c *cmID) event(ev ibv.Event) {
 	}
 	select {
 	case c.events <- ev:
-	default: // after connecting nobody takes events (for example UNREACHABLE)
+	default: // once connected, nobody receives events (for example UNREACHABLE)
 	}
 }
 
-// wait waits for the next event of an id that is being connected.
+// wait returns the next event of an id that is being connected.
 func (c *cmID) wait(ctx context.Context) (ibv.Event, error) {
 	select {
 	case ev := <-c.events:
@@ -160,7 +160,7 @@ func (c *cmID) refuse(why refusal) {
 	c.close()
 }
 
-// call calls f on the id, unless that has been destroyed.
+// call calls f on the id, unless it has been destroyed.
 func (c *cmID) call(f func(*ibv.ID) error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -172,12 +172,11 @@ func (c *cmID) call(f func(*ibv.ID) error) {
 // disconnect ends the connection; it may block on iWARP.
 func (c *cmID) disconnect() { c.call((*ibv.ID).Disconnect) }
 
-// communicated is called when the queue pair has received something though rdma_cm has not
-// reported the connection: the dialer's confirmation was lost, and would be repeated after
-// seconds.
+// communicated is called when the queue pair has received something before rdma_cm has reported the
+// connection: the dialer's confirmation was lost, and would be repeated only after seconds.
 func (c *cmID) communicated() { c.call((*ibv.ID).Notify) }
 
-// close destroys the id. The endpoint's queue pair must be gone.
+// close destroys the id. Its queue pair must have been destroyed.
 func (c *cmID) close() {
 	c.mu.Lock()
 	first := !c.closed
@@ -191,18 +190,17 @@ func (c *cmID) close() {
 	}
 }
 
-// threads run calls of librdmacm that may block for most of a minute (on iWARP:
-// connect, disconnect and destroy wait for TCP). Each occupies a thread, so their
-// number is limited; calls that must not be skipped wait their turn. There is a token for each
-// that runs.
+// threads run calls of librdmacm that may block for most of a minute, on iWARP: connect, disconnect and
+// destroy wait for TCP. Each call occupies a thread, so their number is limited. Calls that must not be
+// skipped wait for their turn. The channel holds a token for each running call.
 type threads chan struct{}
 
-// maxBlocked bounds the threads that are stuck in librdmacm.
+// maxBlocked bounds the threads that are blocked in librdmacm.
 const maxBlocked = 16
 
 var blocking = make(threads, maxBlocked)
 
-// try starts f if a thread is free for it.
+// try starts f if there is a free token, and reports whether it did.
 func (p threads) try(f func()) bool {
 	select {
 	case p <- struct{}{}:
@@ -216,7 +214,7 @@ func (p threads) try(f func()) bool {
 	}
 }
 
-// run runs f, now or later, and waits for its end until the limit.
+// run runs f, now or later, and waits until it has ended, at most for limit.
 func (p threads) run(limit time.Duration, f func()) {
 	done := make(chan struct{})
 	go func() {

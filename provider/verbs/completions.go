@@ -7,9 +7,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// notify makes the completion queue announce its next completion, unless it will do so
-// already. When it returns the request has been made, by whomever: notified is set and
-// acted on under mu.
+// notify requests an announcement of the next completion, unless one is requested already. When it
+// returns, the request has been made by this or another goroutine, because notified is set and acted on
+// with mu held.
 func (q *queuePair) notify() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -21,9 +21,9 @@ func (q *queuePair) notify() {
 	}
 }
 
-// notice is called by the device's waiter when the completion queue announces
-// something. The order matters: an arm that comes now either finds that the
-// queue needs another request, or its events are seen below.
+// notice is called by the device's waiter when the completion queue announces a completion. The order
+// matters: an arm at this moment either finds that a new request is needed, or its events are seen
+// below.
 func (q *queuePair) notice() {
 	q.notified.Store(false)
 	if ev := session.Events(q.armed.Swap(0)); ev != 0 {
@@ -37,17 +37,17 @@ func (q *queuePair) notice() {
 	q.mu.Unlock()
 }
 
-// drainLocked takes what the completion queue has, and publishes the end behind all of it.
+// drainLocked reaps all completions, and then publishes the end of the connection, if it is due.
 func (q *queuePair) drainLocked() {
 	q.reapLocked()
 	q.publishFlushedLocked()
 }
 
-// dryPolls is how often one call into C polls a queue that was empty last time: the
-// caller most likely waits, and a poll takes a fraction of the call.
+// dryPolls is how often one call into C polls a queue that was empty at the last poll: most likely the
+// caller waits, and a poll takes a fraction of the call.
 const dryPolls = 8
 
-// reapLocked reaps completions without publishing an end.
+// reapLocked reaps completions without publishing the end.
 func (q *queuePair) reapLocked() {
 	if q.closed {
 		return
@@ -74,13 +74,13 @@ func (q *queuePair) reapLocked() {
 	}
 }
 
-// awaitLooks is how often await looks before it sleeps: for about 10 µs, as a device takes
-// a few for an invalidation, and an interrupt costs more.
+// awaitLooks is how often await looks before it sleeps, which takes about 10 µs: an invalidation takes
+// a device a few, and an interrupt costs more.
 const awaitLooks = 16
 
-// await takes completions until met, which is called with mu held, returns true, or
-// until the connection or ctx ends. It is for the provider's own waits (iWARP's first
-// message, an invalidation, what Close sends), while the session may be waiting as well.
+// await reaps completions until met, which is called with mu held, returns true, or until the
+// connection or ctx ends. It serves the provider's own waits (iWARP's first message, an invalidation,
+// what Close sends), while the session may be waiting as well.
 func (q *queuePair) await(ctx context.Context, met func() bool) error {
 	look := func() bool {
 		q.mu.Lock()
@@ -110,7 +110,7 @@ func (q *queuePair) await(ctx context.Context, met func() bool) error {
 	}
 }
 
-// watchers are those who wait in await: the channel for all of them, or nil.
+// watchers are the goroutines that wait in await: one channel for all of them, or nil.
 type watchers struct{ arrived atomic.Pointer[chan struct{}] }
 
 // next returns a channel that the next alert closes.
@@ -124,7 +124,7 @@ func (w *watchers) next() <-chan struct{} {
 	}
 }
 
-// alert wakes all of them.
+// alert wakes all watchers.
 func (w *watchers) alert() {
 	if w.arrived.Load() == nil {
 		return

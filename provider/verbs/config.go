@@ -13,64 +13,62 @@ import (
 // Name is the provider's name.
 const Name = "verbs"
 
-// Config tunes listeners and connections. The zero value is what most callers
-// want. The two ends of a connection need to agree only on IWARPOffset and WithoutCM.
+// Config tunes listeners and connections. The zero value suits most callers. The two ends of a
+// connection must agree on IWARPOffset and WithoutCM only.
 type Config struct {
-	// buffers is the number of receive buffers of a connection, bufferSize the size of each in
-	// bytes, sendBuffer that of the memory that messages are sent from. Where RLIMIT_MEMLOCK is
-	// low, all are reduced (memlock.go).
+	// buffers is the number of a connection's receive buffers, bufferSize the size of each in bytes,
+	// and sendBuffer the size in bytes of the memory that messages are sent from. All are reduced if
+	// RLIMIT_MEMLOCK is low (memlock.go).
 	buffers, bufferSize, sendBuffer int
 
-	// Threshold is the size in bytes from which the peer reads a Write's own memory, if that
-	// pays (session.Limits); negative: never. Default: 1 MiB.
+	// Threshold is the size in bytes from which the peer reads a Write's own memory, if that pays
+	// (session.Limits); negative: never. Default: 1 MiB.
 	Threshold int
 
-	// SharedDomain puts all connections of a device into one protection domain, so
-	// that they share cached registrations. Where memory windows are used, once a probe of
-	// the device has shown that they keep other peers out, exposed memory is still
-	// accessible only to its own connection's peer; elsewhere any peer of the device could
-	// access it by guessing keys (rule R2). Default: only the connections that use windows
-	// from their beginning share one.
+	// SharedDomain puts all connections of a device into one protection domain, so that they share
+	// cached registrations. Where a probe has shown that the device's memory windows keep other peers
+	// out, exposed memory is still accessible only to the peer of its own connection; elsewhere any peer
+	// of the device could access it by guessing keys (rule R2). Default: only connections that use
+	// windows from their beginning share a domain.
 	SharedDomain bool
 
-	// V6Only makes a listener's unspecified address "::" stand for IPv6 alone, as on
-	// a socket with IPV6_V6ONLY.
+	// V6Only makes a listener's unspecified address "::" stand for IPv6 only, like IPV6_V6ONLY on a
+	// socket.
 	V6Only bool
 
-	// These are as san.RDMA has them, with its units and defaults.
+	// The fields of san.RDMA with the same names, which has their units and defaults.
 	IWARPOffset  int
 	WithoutCM    bool
 	TrafficClass uint8
 	ServiceLevel uint8
 	AckTimeout   uint8
 
-	// Device is the RDMA device that a dial has to leave by, "": any. rdma_cm goes by the
-	// local address alone; what else decides a socket's route (Route) it does not know.
+	// Device is the RDMA device by which a dial has to leave; "": any. rdma_cm decides by the local
+	// address only, and does not know what else decides a socket's route (Route).
 	Device string
 
-	// Subnets are the peers' addresses to connect to and to accept from. Default: all.
-	// The host's packet filter does not see RDMA traffic.
+	// Subnets are the addresses of peers to connect to and to accept from. Default: all. The host's
+	// packet filter does not see RDMA traffic.
 	Subnets []netip.Prefix
 
-	// Claim is the TCP connection that a dialed connection is to carry.
+	// Claim is the TCP connection that is to move to the dialed connection.
 	Claim Claim
 
-	// Admit decides about a request before anything is made for it, by the ends that its TCP
-	// connection would have here, without zones: nil, ErrUnknown or ErrOther. It is called
+	// Admit decides about a request before any resource is made for it, by the ends of the request's
+	// TCP connection at this host, without zones. It returns nil, ErrUnknown or ErrOther. It is called
 	// concurrently, and must not block. Default: all are admitted.
 	Admit func(local, remote netip.AddrPort, proof uint16) error
 
-	// Disable switches features off. This package heeds FeatureRegCache, FeatureWindows,
-	// FeatureRelaxed, FeatureRDMARead and FeatureRDMAWrite.
+	// Disable switches features off. This package uses FeatureRegCache, FeatureWindows, FeatureRelaxed,
+	// FeatureRDMARead and FeatureRDMAWrite.
 	Disable session.Feature
 
-	// control provides the buffers for messages. Default: the process's
-	// controlArena; tests use others.
+	// control provides the buffers for messages. Default: the process's controlArena; tests use others.
 	control *regcache.Arena
 }
 
 const (
-	// restBytes is what messages may take of a connection that rests.
+	// restBytes is how much memory the messages of an idle connection may take.
 	restBytes = 64 << 10
 
 	defaultBuffers     = 40
@@ -78,45 +76,45 @@ const (
 	defaultSendBuffer  = restBytes - defaultBuffers*defaultBufferSize - controlSlots*session.MaxControl - 2*maxInline
 	defaultIWARPOffset = 10000
 
-	// defaultThreshold: the line is idle in an offer's two round trips. On the simulated device
-	// (2 µs, 50 GB/s) Writes of 512 KiB move 20 to 24 GB/s by offers and 33 by the send buffer, where
-	// that copies at as much. From here on it is for the host's own copies to decide (costs.go).
+	// defaultThreshold: the line is idle during an offer's two round trips. On the simulated device (2
+	// µs, 50 GB/s) Writes of 512 KiB reach 20 to 24 GB/s by offers and 33 by the send buffer, if the
+	// host copies as fast. From this size on the speed of the host's copies decides (costs.go).
 	defaultThreshold = 1 << 20
 
-	// repostBatch receive buffers are posted again together, as posting costs a system call
-	// on some devices. They come on top of the window, so that the session's credits are always
-	// covered: all but one of them may wait to be posted, and one was dropped since the last Poll.
+	// repostBatch receive buffers are posted again together, because posting costs a system call on
+	// some devices. They come on top of the window, so that receives for the session's credits are
+	// always posted: at most repostBatch-1 buffers wait to be posted, and one was dropped since the
+	// last Poll.
 	repostBatch = 6
-	// ownMessages is how many of the provider's own messages may be under way besides
-	// the session's: iWARP's first and the disconnect message.
+	// ownMessages is how many messages of the provider's own may be in flight beside the session's:
+	// iWARP's first message and the disconnect message.
 	ownMessages = 2
 
 	minBuffers = session.MinWindow + repostBatch + ownMessages
 	maxBuffers = 1 << 14
 
-	// maxReads and maxWrites bound what an endpoint has posted: enough to cover the
-	// latency, with the session's chunks of 256 KiB and with the short pieces of a send buffer
-	// that there is credit for; few enough that cancelling is quick.
+	// maxReads and maxWrites bound the posted transfers of an endpoint: enough to cover the latency,
+	// with the session's chunks of 256 KiB and with the short pieces of a send buffer for which there
+	// is credit; few enough for a fast cancel.
 	maxReads  = 8
 	maxWrites = 16
-	// maxWindows bounds an endpoint's memory windows. A session has at most three exposures:
-	// its inbox, one that is being revoked, an offer.
+	// maxWindows bounds an endpoint's memory windows. A session has at most three exposures: its inbox,
+	// one that is being revoked, and an offer.
 	maxWindows = 4
-	// maxSends bounds the messages that are posted at a time: all that there is credit
-	// for, and those that have left but are not known to have (signalEvery). With it the
-	// queues of mlx5 fill their powers of two (lockedByQueues).
+	// maxSends bounds the posted messages: all for which there is credit, and those that have left
+	// without a completion that shows it (signalEvery). With this number mlx5's queues fill their
+	// powers of two (lockedByQueues).
 	maxSends = 36
-	// inboxFrom is the size in bytes of a Write from which it goes through the peer's
-	// inbox: three messages cost more than an RDMA write with its Fill.
+	// inboxFrom is the size in bytes from which a Write goes through the peer's inbox: three messages
+	// cost more than an RDMA write with its Fill.
 	inboxFrom = 2 << 10
-	// inboxAfter: opening an inbox costs about as much as sending that many bytes in
-	// messages.
+	// inboxAfter: opening an inbox costs about as much as sending that many bytes in messages.
 	inboxAfter = 32 << 10
-	// maxRDMA bounds one Read or Write in bytes, beside the device: what is posted cannot be
-	// recalled, so this bounds how long a cancelled transfer goes on.
+	// maxRDMA bounds one Read or Write in bytes, beside the device's own bound. A posted transfer
+	// cannot be recalled, so this bounds how long a cancelled one goes on.
 	maxRDMA = 1 << 20
-	// maxExpose bounds one exposure in bytes: registering it and asking the peer cost little
-	// in comparison, and it fits an RLIMIT_MEMLOCK that is not tiny (exposeLimit).
+	// maxExpose bounds one exposure in bytes. Registering so much and notifying the peer cost little in
+	// comparison, and it fits an RLIMIT_MEMLOCK that is not tiny (exposeLimit).
 	maxExpose = 16 << 20
 )
 
@@ -134,8 +132,8 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// iwarpPort is the RDMA port that belongs to a TCP port on iWARP, 0 if iWARP is
-// not used. Every TCP port from 1024 on has its own.
+// iwarpPort returns the RDMA port that belongs to a TCP port on iWARP, or 0 if iWARP is not used. Each
+// TCP port from 1024 on has a port of its own.
 func (c Config) iwarpPort(port uint16) uint16 {
 	const low, span = 1024, 1<<16 - 1024
 	if c.IWARPOffset < 0 || port == 0 {
@@ -148,7 +146,7 @@ func (c Config) iwarpPort(port uint16) uint16 {
 	return uint16(low + at)
 }
 
-// admits returns why a request is refused that came to an address of a listener's TCP port.
+// admits returns why a request to one of a listener's addresses is refused, or nil.
 func (c Config) admits(p privateData, local, remote netip.Addr, port uint16) error {
 	switch {
 	case p.Version != protocolVersion:
@@ -170,28 +168,28 @@ func (c Config) allows(a netip.Addr) bool {
 	return len(c.Subnets) == 0 || slices.ContainsFunc(c.Subnets, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// How long a connection bears a network that delivers nothing. The figures are those of
+// How long a connection survives on a network that delivers nothing. The numbers are those of
 // InfiniBand (IBTA 9.7.6.1.3) and RoCE; on iWARP TCP retransmits.
 
-// Variables, as tests are to find the dead at once, and receives that are missing.
+// They are variables, so that tests find dead peers and missing receives at once.
 var (
-	// defaultAckTimeout is 4.096 µs × 2¹⁹ = 2.1 s to an acknowledgement; a device may take up to
-	// four times as long. With retryCount, a connection outlives 17 to 70 s without a path,
-	// which is what a subnet manager or a bond takes to find another. TCP waits for minutes.
-	// A peer that is dead while nothing is under way is found by the session's keepalive.
+	// defaultAckTimeout is 4.096 µs × 2¹⁹ = 2.1 s until an acknowledgement; a device may take up to
+	// four times as long. With retryCount, a connection survives 17 to 70 s without a path, the time in
+	// which a subnet manager or a bond finds another one. TCP waits for minutes. The session's
+	// keepalive finds a peer that dies while nothing is in flight.
 	defaultAckTimeout uint8 = 19
 
-	// rnrRetry is how often a message is sent again for which no receive was posted. By the
-	// session's credits one always is; but a device may be late to see what was posted.
+	// rnrRetry is how often a message is sent again for which no receive was posted. The session's
+	// credits ensure that one is posted, but a device may see it late.
 	rnrRetry uint8 = 6
 )
 
 const (
-	// rnrTimer is the code of the time between such attempts, 0.64 ms (IBTA 9.7.5.2.8):
-	// rdma_cm leaves it at 0, which means 655 ms.
+	// rnrTimer is the code for the time between these attempts, 0.64 ms (IBTA 9.7.5.2.8). rdma_cm
+	// leaves it at 0, which means 655 ms.
 	rnrTimer = 12
 
-	// The most that the fields take.
+	// The largest values of these fields.
 	retryCount      = 7
 	maxAckTimeout   = 31
 	maxServiceLevel = 15

@@ -11,35 +11,35 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// resources are what an endpoint has of its device, and can have before it has a connection.
+// resources are what an endpoint has of its device, before and while it has a connection.
 type resources struct {
 	dev      *device
 	dom      *domain
 	cfg      Config
-	peer     netip.Addr    // whose share its control buffers are of
+	peer     netip.Addr    // the peer in whose share its control buffers count
 	locked   int           // bytes of RLIMIT_MEMLOCK that its queues take
-	messages messageMemory // what is sent from, and behind it what is received into, each registered
+	messages messageMemory // memory to send from, and behind it memory to receive into, registered separately
 
 	q    queuePair
 	send sendQueue
 	recv receiveQueue
 	mem  remote
 
-	destroyed sync.Once    // the queue pair
-	inUse     atomic.Int32 // the memory of messages: by the device, and until Retire by the session
+	destroyed sync.Once    // guards destroyQP
+	inUse     atomic.Int32 // users of the memory of messages: the device, and the session until Retire
 }
 
-// newEndpoint makes an endpoint that is yet to be connected: by an id of rdma_cm, or, if id is nil,
-// by what the ends exchange. toInit brings its queue pair to INIT, where all receives are posted.
-// Its control buffers count as the peer's. It owns dev and the id from now on, and releases both
-// when it fails.
+// newEndpoint makes an endpoint that is to be connected by an id of rdma_cm, or, if id is nil, by what
+// the ends exchange over TCP. toInit brings its queue pair to INIT, in which all receives are posted.
+// Its control buffers count in the peer's share. The endpoint owns dev and the id; if newEndpoint
+// fails, it releases both.
 func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive bool, toInit func(*ibv.QP) error) (*Endpoint, error) {
 	peer = peer.Unmap().WithZone("")
 	e, err := dev.ready.get(peer, cfg), error(nil)
 	if e == nil {
 		e, err = makeEndpoint(dev, peer, cfg)
 	}
-	if err != nil && !errors.Is(err, syscall.ENOBUFS) && dev.ready.giveWay() { // ENOBUFS: the peer has its share
+	if err != nil && !errors.Is(err, syscall.ENOBUFS) && dev.ready.giveWay() { // ENOBUFS: the peer has used up its share
 		e.unmake()
 		e, err = makeEndpoint(dev, peer, cfg)
 	}
@@ -61,7 +61,7 @@ func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive boo
 		e.Retire()
 		return nil, err
 	}
-	if e.cfg.sizes() == cfg.sizes() { // else those made ahead would come out smaller, too, and suit nobody
+	if e.cfg.sizes() == cfg.sizes() { // otherwise ready endpoints would come out smaller, too, and suit no connection
 		dev.ready.refill(dev, cfg)
 	}
 	if id != nil {
@@ -70,8 +70,8 @@ func newEndpoint(dev *device, id *cmID, peer netip.Addr, cfg Config, passive boo
 	return e, nil
 }
 
-// makeEndpoint makes an endpoint without a connection, whose queue pair is in RESET. What there is
-// after an error is to be freed, too.
+// makeEndpoint makes an endpoint without a connection, whose queue pair is in RESET. After an error,
+// what has been made must be freed as well.
 func makeEndpoint(dev *device, peer netip.Addr, cfg Config) (*Endpoint, error) {
 	e := &Endpoint{resources: resources{dev: dev, peer: peer, cfg: cfg}}
 	e.q.user, e.mem.q, e.mem.send = &e.resources, &e.q, &e.send
@@ -79,7 +79,7 @@ func makeEndpoint(dev *device, peer netip.Addr, cfg Config) (*Endpoint, error) {
 	return e, e.create()
 }
 
-// create makes what an endpoint has, with smaller buffers where memory is short.
+// create makes the resources, with smaller buffers if memory is short.
 func (r *resources) create() (err error) {
 	if r.dom, err = r.dev.useDomain(r.cfg); err != nil {
 		return err
@@ -101,10 +101,10 @@ func (r *resources) create() (err error) {
 	}
 }
 
-// sends is how many work requests the send queue holds.
+// sends returns how many work requests the send queue holds.
 func (r *resources) sends() int { return maxSends + ownMessages + r.mem.sends() }
 
-// createQueues makes the buffers for messages and the queues.
+// createQueues makes the buffers for messages, and the queues.
 func (r *resources) createQueues() (err error) {
 	if err = r.createBuffers(); err != nil {
 		return err
@@ -112,9 +112,9 @@ func (r *resources) createQueues() (err error) {
 	sends := r.sends()
 	r.locked = r.dev.lockedByQueues(sends, r.cfg.buffers)
 	lockedQueues.Add(int64(r.locked))
-	// The queue has to hold a completion for everything that is posted.
+	// The queue must hold a completion for everything that is posted.
 	vector := int(r.dev.vectors.Add(1) % uint32(max(r.dev.ctx.CompVectors, 1)))
-	if err = withRoom(func() error { // as some devices' queues are locked memory, too
+	if err = withRoom(func() error { // because some devices' queues are locked memory, too
 		r.q.cq, err = r.dev.ctx.CreateCQ(sends+r.cfg.buffers, r.dev.channel, vector)
 		return err
 	}); err != nil {
@@ -124,8 +124,8 @@ func (r *resources) createQueues() (err error) {
 	return r.createQP(uint32(sends))
 }
 
-// createBuffers makes the buffers for messages, in two registrations (rule D1): no device
-// writes to what is sent from.
+// createBuffers makes the buffers for messages, in two registrations (rule D1): no device may write to
+// the memory that is sent from.
 func (r *resources) createBuffers() (err error) {
 	r.send, r.recv = sendQueue{}, receiveQueue{}
 	sends, m := r.cfg.sendBytes(), &r.messages
@@ -146,8 +146,8 @@ func (r *resources) createBuffers() (err error) {
 	return nil
 }
 
-// createQP asks for as much inline data as is useful, and for less where the device refuses. If
-// even none is too much, that may be for want of memory, and the caches are flushed once.
+// createQP requests as much inline data as is useful, and less if the device refuses. If the device
+// refuses even none, memory may be short, and the caches are flushed once.
 func (r *resources) createQP(sends uint32) (err error) {
 	err = withRoom(func() error {
 		for _, inline := range r.dev.inlineSizes() {
@@ -159,7 +159,7 @@ func (r *resources) createQP(sends uint32) (err error) {
 				r.q.qp.Owner = &r.q
 				r.send.inline = int(min(r.q.qp.Cap.InlineData, inline))
 			}
-			if !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOMEM) { // against which less may help
+			if !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOMEM) { // otherwise requesting less may help
 				break
 			}
 		}
@@ -168,9 +168,9 @@ func (r *resources) createQP(sends uint32) (err error) {
 	return r.dev.withoutRC(err)
 }
 
-// limits describes the endpoint that was created.
+// limits returns the limits of an endpoint that was created.
 func limits(e *Endpoint) session.Limits {
-	off, moves := e.cfg.Disable, e.mem.maxExpose > 0 // otherwise nothing else can be registered either
+	off, moves := e.cfg.Disable, e.mem.maxExpose > 0 // without exposures nothing else can be registered either
 	return session.Limits{
 		Provider:   Name,
 		MaxMessage: e.cfg.bufferSize,
@@ -186,8 +186,8 @@ func limits(e *Endpoint) session.Limits {
 	}
 }
 
-// destroyQueues gives back what createQueues has made, but for the memory and the queue
-// pair, which is gone or was not made.
+// destroyQueues destroys what createQueues has made, except the memory and the queue pair, which is
+// destroyed already or was not made.
 func (r *resources) destroyQueues() {
 	r.messages.deregister()
 	if r.q.cq != nil {

@@ -15,17 +15,17 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// device is an RDMA device in use: its limits and the goroutines that wait for
-// its events. It lives from the first listener or endpoint that needs it to the last.
+// device is an RDMA device in use: its limits, and the goroutines that wait for its events. It exists
+// from the first use by a listener or an endpoint to the last.
 type device struct {
 	hardware
 	key     any
 	channel *ibv.CompChannel
 	async   *ibv.AsyncChannel
-	filler  *ibv.CQ       // or nil
+	filler  *ibv.CQ       // see avoidForbidden; or nil
 	users   int           // guarded by devices.mu
-	stop    chan struct{} // closed when the last use has ended
-	closed  chan struct{} // closed after that, when the device is closed
+	stop    chan struct{} // closed after the last use
+	closed  chan struct{} // closed when the device is closed after that
 	waiters sync.WaitGroup
 
 	mu        sync.Mutex // guards the fields below
@@ -34,21 +34,21 @@ type device struct {
 
 	ready   readyPool
 	costs   costs
-	vectors atomic.Uint32 // that completion queues have had: they take the device's interrupts in turn
+	vectors atomic.Uint32 // completion vectors given out: completion queues use the device's interrupts in turn
 
-	windows atomic.Bool // the probe has shown that they can be trusted: see take
+	windows atomic.Bool // the probe has shown that they can be trusted: see heed
 	returns atomic.Bool // … and that a peer's message can invalidate one
 }
 
-// devices has each device that is in use or being closed, except for those that were opened by
-// name and have failed: the next use opens these anew. There are never two for the same context,
-// as they would take each other's events.
+// devices has each device that is in use or being closed, except those that were opened by name and
+// have failed: for these the next use opens a new one. There are never two for the same context,
+// because they would take each other's events.
 var devices = struct {
 	mu sync.Mutex
-	m  map[any]*device // by context of librdmacm, or by name. Guarded by mu
+	m  map[any]*device // by context of librdmacm, or by name; guarded by mu
 }{m: make(map[any]*device)}
 
-// useDevice returns the device of a context of librdmacm. The caller releases it.
+// useDevice returns the device of a context of librdmacm. The caller must release it.
 func useDevice(ctx *ibv.Context, cfg Config) (*device, error) {
 	d, err := use(ctx, func() (*ibv.Context, error) { return ctx, nil })
 	if err == nil {
@@ -57,13 +57,13 @@ func useDevice(ctx *ibv.Context, cfg Config) (*device, error) {
 	return d, err
 }
 
-// openDevice opens a device by name, without librdmacm.
+// openDevice opens a device by its name, without librdmacm. The caller must release it.
 func openDevice(name string) (*device, error) {
 	return use(name, func() (*ibv.Context, error) { return ibv.Open(name) })
 }
 
-// closingTime bounds the wait for a device that is being closed, within the time that a
-// dial has. Healthy devices take a millisecond.
+// closingTime bounds how long a use waits for a device that is being closed, within a dial's time.
+// Healthy devices take a millisecond.
 const closingTime = 200 * time.Millisecond
 
 func use(key any, open func() (*ibv.Context, error)) (*device, error) {
@@ -121,7 +121,7 @@ func (d *device) start() (err error) {
 	return nil
 }
 
-// release ends one use. The last one stops the waiters.
+// release ends one use. The last release stops the waiters.
 func (d *device) release() {
 	devices.mu.Lock()
 	d.users--
@@ -135,7 +135,7 @@ func (d *device) release() {
 	close(d.closed)
 }
 
-// forget keeps the device for those who use it already; later uses get another.
+// forget makes later uses open the device anew; present users keep it.
 func (d *device) forget() {
 	devices.mu.Lock()
 	defer devices.mu.Unlock()
@@ -160,17 +160,17 @@ func (d *device) close() {
 		d.async.Close()
 	}
 	d.waiters.Wait()
-	d.ctx.Close() // of librdmacm: stays open
+	d.ctx.Close() // a context of librdmacm stays open
 }
 
-// add has an endpoint that is to be connected end with the device.
+// add makes an endpoint that is to be connected fail with the device.
 func (d *device) add(e *Endpoint) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.endpoints[e] = struct{}{}
 }
 
-// remove ends that.
+// remove undoes add.
 func (d *device) remove(e *Endpoint) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -180,8 +180,8 @@ func (d *device) remove(e *Endpoint) {
 	}
 }
 
-// waitCompletions is the one waiter of all completion queues of the device: it
-// passes each wake-up on to the endpoint's session.
+// waitCompletions is the only waiter for all completion queues of the device: it passes each wake-up to
+// the session of an endpoint.
 func (d *device) waitCompletions() {
 	var cqs [64]*ibv.CQ
 	for {
@@ -217,15 +217,16 @@ func (d *device) event(ev ibv.AsyncEvent) {
 	case q == nil:
 	case slices.Contains(failures, ev.Type):
 		q.fail(fmt.Errorf("verbs: %v: %w", ev.Type, syscall.ECONNRESET))
-	case ev.Type == ibv.EventCommEst && q.cm != nil && !d.iwarp(): // where calls may block
+	case ev.Type == ibv.EventCommEst && q.cm != nil && !d.iwarp(): // iWARP's calls may block
 		q.cm.communicated()
 	}
 }
 
-// failures are the events behind which a connection cannot go on.
+// failures are the events after which a connection cannot go on.
 var failures = []ibv.AsyncEventType{ibv.EventQPFatal, ibv.EventQPReqErr, ibv.EventQPAccessErr, ibv.EventCQErr}
 
-// ownerOf is whose queue an event is about, nil if that is nobody's (any more): the probe's are not.
+// ownerOf returns the queue pair that an event is about, or nil if it has no owner any more, or is the
+// probe's.
 func ownerOf(ev ibv.AsyncEvent) (q *queuePair) {
 	switch {
 	case ev.QP != nil:
@@ -236,17 +237,17 @@ func ownerOf(ev ibv.AsyncEvent) (q *queuePair) {
 	return q
 }
 
-// eventsLost ends the connections of a device whose events can no longer be read, as
-// nobody would be woken.
+// eventsLost ends the connections of a device whose events can no longer be read, because nothing would
+// wake their sessions.
 func (d *device) eventsLost(err error) {
 	if !errors.Is(err, os.ErrClosed) {
 		d.fail(deviceError(err))
 	}
 }
 
-// fail ends the device's connections, and what is ready for others. One that was opened by its
-// name is opened anew for the next, as it may come back while a program keeps what has ended
-// here; rdma_cm's have new contexts then.
+// fail ends the device's connections and its ready endpoints. A device that was opened by name is
+// opened anew for the next use, because it may come back while a program keeps ended connections here.
+// rdma_cm has a new context then.
 func (d *device) fail(err error) {
 	if _, named := d.key.(string); named {
 		d.forget()

@@ -14,21 +14,21 @@ import (
 )
 
 const (
-	// resolveTime is short and resolving is repeated, because with a cold neighbour
-	// entry rdma_cm answers only when the time given is over.
+	// resolveTime is short, and resolving is repeated, because with a cold neighbour entry rdma_cm
+	// answers only when the time given is over.
 	resolveTime = 50 * time.Millisecond
-	// routeTime is for a subnet manager that has much to do (InfiniBand; otherwise the answer
-	// is there at once). The kernel asks ten times within it (nmbr_sa_query_retries in
-	// core/sa_query.c), and here it is tried again.
+	// routeTime is for a busy subnet manager (on InfiniBand; otherwise the answer is immediate). The
+	// kernel queries ten times within it (nmbr_sa_query_retries in core/sa_query.c), and then resolve
+	// tries again.
 	routeTime = time.Second
 )
 
-// Dial connects to the RDMA listener that belongs to the TCP port remote, from
-// the address local or, if that is zero, one that the system chooses. It returns
-// when ctx ends at the latest. How many are made at a time the caller bounds: a storm would
-// overrun the peer's queues, or the subnet manager's.
+// Dial connects to the RDMA listener that belongs to the TCP port remote, from the address local or, if
+// that is zero, from one that the system chooses. It returns when ctx ends at the latest. The caller
+// must bound the number of concurrent Dials, because too many overrun the queues of the peer or of the
+// subnet manager.
 //
-// Errors: ctx's, or *session.Unavailable.
+// The error is ctx's or a *session.Unavailable.
 func Dial(ctx context.Context, local netip.Addr, remote netip.AddrPort, cfg Config) (*Endpoint, error) {
 	cfg = cfg.withDefaults()
 	if !cfg.allows(remote.Addr()) {
@@ -50,14 +50,14 @@ func Dial(ctx context.Context, local netip.Addr, remote netip.AddrPort, cfg Conf
 	}
 }
 
-// On iWARP rdma_cm picks a local port without regard to TCP's connections: one to the
-// same peer may still hold it.
+// On iWARP rdma_cm chooses a local port without regard to TCP connections: one to the same peer may
+// still hold the port.
 var errPortInUse = unavailable(session.ReasonResources, errors.New("verbs: the local port is in use"))
 
 const dialTries = 4
 
-// dialing is an attempt to connect. Its steps are those of accepting at the other end:
-// locate the device, create the endpoint, exchange parameters, finish.
+// dialing is one attempt to connect. Its steps are those of accepting at the other end: locate the
+// device, create the endpoint, exchange parameters, finish.
 type dialing struct {
 	cfg    Config
 	local  netip.Addr
@@ -65,7 +65,7 @@ type dialing struct {
 
 	cm  *cmID
 	dev *device
-	e   *Endpoint // owns both; nil again once the call that is stuck in rdma_connect has to end it
+	e   *Endpoint // owns both; nil while a call that is blocked in rdma_connect has to end it
 }
 
 func (d *dialing) connect(ctx context.Context) (*Endpoint, error) {
@@ -94,7 +94,7 @@ func (d *dialing) connect(ctx context.Context) (*Endpoint, error) {
 // locate finds the device and the path to the peer.
 func (d *dialing) locate(ctx context.Context) (err error) {
 	err = d.resolveAddr(ctx, d.remote.Port())
-	if err == nil && d.cm.id.Context().Transport == ibv.TransportIWARP { // which has a port of its own
+	if err == nil && d.cm.id.Context().Transport == ibv.TransportIWARP { // iWARP has a port of its own
 		port := d.cfg.iwarpPort(d.remote.Port())
 		if port == 0 {
 			return errNoIWARP
@@ -109,7 +109,7 @@ func (d *dialing) locate(ctx context.Context) (err error) {
 	if name := d.cm.id.Context().Name; d.cfg.Device != "" && name != d.cfg.Device {
 		return unavailable(session.ReasonNotServed, fmt.Errorf("verbs: rdma_cm would leave by %s, the socket's route by %s", name, d.cfg.Device))
 	}
-	// On InfiniBand the subnet manager has the path.
+	// On InfiniBand the subnet manager knows the path.
 	if err := d.resolve(ctx, ibv.RouteResolved, func() error { return d.cm.id.ResolveRoute(routeTime) }); err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (d *dialing) locate(ctx context.Context) (err error) {
 	return callError(err)
 }
 
-// resolve asks rdma_cm until it has the answer.
+// resolve calls ask until rdma_cm reports the answer.
 func (d *dialing) resolve(ctx context.Context, answer ibv.EventType, ask func() error) error {
 	for {
 		if err := ask(); err != nil {
@@ -135,8 +135,7 @@ func (d *dialing) resolve(ctx context.Context, answer ibv.EventType, ask func() 
 	}
 }
 
-// resolveAddr makes an id, whose packets are of the traffic class that was chosen, and binds it
-// to a device.
+// resolveAddr makes an id with the configured traffic class, and binds it to a device.
 func (d *dialing) resolveAddr(ctx context.Context, port uint16) (err error) {
 	if d.cm, err = newID(); err != nil {
 		return callError(err)
@@ -165,7 +164,7 @@ func (d *dialing) exchange(ctx context.Context) (err error) {
 	if d.dev.iwarp() {
 		err = d.requestIWARP(ctx, param)
 	} else {
-		d.cm.id.SetAckTimeout(d.cfg.AckTimeout) // older kernels cannot: the default is seconds
+		d.cm.id.SetAckTimeout(d.cfg.AckTimeout) // fails on older kernels, whose default is seconds
 		err = callError(d.cm.id.Connect(param))
 	}
 	if err != nil {
@@ -183,8 +182,8 @@ func (d *dialing) exchange(ctx context.Context) (err error) {
 	return err
 }
 
-// requestIWARP calls rdma_connect where that may block for most of a minute, and nothing
-// can interrupt it: its goroutine tears the endpoint down if this one has gone.
+// requestIWARP calls rdma_connect, which on iWARP may block for most of a minute and cannot be
+// interrupted. If this goroutine gives up, the one with the call tears the endpoint down.
 func (d *dialing) requestIWARP(ctx context.Context, param ibv.ConnParam) error {
 	e := d.e
 	called := make(chan error)
@@ -213,7 +212,7 @@ func (d *dialing) requestIWARP(ctx context.Context, param ibv.ConnParam) error {
 	}
 }
 
-// established is what either end does once rdma_cm reports the connection.
+// established is called by either end when rdma_cm has reported the connection.
 func (e *Endpoint) established(ctx context.Context) error {
 	if e.dev.iwarp() {
 		return e.readyToReceive(ctx)

@@ -3,13 +3,13 @@
 // (package ibv), on InfiniBand, RoCE and iWARP. Where these libraries or a
 // device are missing, Listen and Dial return a *session.Unavailable.
 //
-// It knows nothing of the session protocol or of net.Conn, leaves retries to the
-// session where it can decide, and never reads memory that it registers. Package san
-// calls Listen, Dial and ServedBy; the session calls the Endpoint. What goes between the
-// two ends is in docs/PROTOCOL.md, "On RDMA". All functions, and a Listener's methods, may
-// be called concurrently; an Endpoint's as session.Endpoint has it.
+// It knows nothing of the session protocol or of net.Conn, leaves retries to the session where that can
+// decide, and never reads registered memory itself. Package san calls Listen, Dial and ServedBy; the
+// session calls the Endpoint. docs/PROTOCOL.md, "On RDMA", describes what the two ends send each other.
+// All functions, and a Listener's methods, may be called concurrently; session.Endpoint documents this
+// for an Endpoint's methods.
 //
-// It is exported to the library's other parts: versions keep nothing of it for programs
+// It is exported for the library's other parts. Its API may change in any version
 // (docs/COMPATIBILITY.md).
 //
 //	dial.go, listen.go    connecting by rdma_cm; the steps of either end

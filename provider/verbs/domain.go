@@ -6,24 +6,24 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// domain is a protection domain and the registrations in it. No key may serve another
-// connection's peer (rule R2): a window's belongs to its queue pair, so where windows can
-// be trusted there is one domain for all connections of a device, and memory is registered
-// once for all of them; elsewhere each connection has its own.
+// domain is a protection domain and the registrations in it. A key must not serve the peer of another
+// connection (rule R2). A window's key belongs to its queue pair. So if windows can be trusted, all
+// connections of a device share one domain, and memory is registered once for all of them; otherwise
+// each connection has its own domain.
 type domain struct {
 	pd     *ibv.PD
 	cache  *regcache.Cache
-	shared bool // by connections of its device, which keeps it
+	shared bool // by connections of its device, which owns it
 }
 
-// sharesDomain reports whether a new endpoint is in the shared domain. By default it is
-// only if it exposes no memory but by windows, as the device is known to enforce them, so that what
-// connections with Config.SharedDomain and without windows expose there is their own risk alone.
+// sharesDomain reports whether a new endpoint uses the shared domain. By default it does only if it
+// exposes memory by windows alone, and the device is known to enforce them. So connections with
+// Config.SharedDomain and without windows expose only their own memory to each other's peers.
 func (d *device) sharesDomain(cfg Config) bool {
 	return cfg.SharedDomain || d.mayHaveWindows(cfg) && d.windows.Load()
 }
 
-// useDomain gives the domain for a new endpoint, which closes one that is not shared.
+// useDomain returns the domain for a new endpoint. The endpoint closes a domain that is not shared.
 func (d *device) useDomain(cfg Config) (*domain, error) {
 	if !d.sharesDomain(cfg) {
 		return d.newDomain(cfg)
@@ -49,8 +49,8 @@ func (d *device) newDomain(cfg Config) (*domain, error) {
 	cache := regcache.New(registrar{pd, arriving(cfg)}, regcache.Config{
 		Disabled:        cfg.Disable&session.FeatureRegCache != 0,
 		MaxRegistration: d.most.registration,
-		// What a device wrote to the heap after a fork would be lost, and what it read from
-		// there stale: this process may have other pages then.
+		// After a fork this process may have other pages. Then what a device wrote to the heap would be
+		// lost, and what it read from there would be stale.
 		ArenaOnly: !ibv.ForkSafe(),
 	})
 	return &domain{pd: pd, cache: cache}, nil
@@ -61,16 +61,16 @@ func (dom *domain) close() {
 	dom.pd.Close()
 }
 
-// registrar registers memory with a protection domain, for the cache.
+// registrar registers memory in a protection domain, for the cache.
 type registrar struct {
 	pd       *ibv.PD
-	arriving ibv.Access // of what a device writes to
+	arriving ibv.Access // the access for memory that a device writes to
 }
 
-// arriving is how large transfers may reach memory. With relaxed ordering, which some hosts
-// need for the speed of the line, they do in any order. That is safe as nothing is looked at
-// but behind a completion, which covers all before it: a read's own, or that of the message
-// behind an RDMA write (Fill). A window's bind has no flag for it.
+// arriving returns the access for large transfers into memory. With relaxed ordering, which some hosts
+// need for the full speed of the line, they may arrive in any order. That is safe, because nothing is
+// read before a completion that covers all of it: a read's own completion, or that of the message after
+// an RDMA write (Fill). Binding a window has no flag for it.
 func arriving(cfg Config) ibv.Access {
 	if cfg.Disable&session.FeatureRelaxed != 0 {
 		return ibv.LocalWrite

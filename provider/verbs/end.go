@@ -10,17 +10,16 @@ import (
 )
 
 const (
-	// drainTime bounds how long Close waits until the device has delivered what was
-	// committed. Live peers take microseconds.
+	// drainTime bounds how long Close waits until the device has delivered what was committed. With
+	// live peers that takes microseconds.
 	drainTime = time.Second
-	// teardownTime bounds how long Close and Abort wait for calls of librdmacm
-	// that may block, on iWARP; the rest goes on in the background.
+	// teardownTime bounds how long Close and Abort wait for calls of librdmacm that may block, on
+	// iWARP. The calls go on in the background.
 	teardownTime = 2 * time.Second
 )
 
-// Close implements session.Endpoint. It blocks for at most 1 s (drainTime), plus 4 s on
-// iWARP (twice teardownTime), and for as long as the kernel takes to register and
-// deregister memory.
+// Close implements session.Endpoint. It blocks for at most 1 s (drainTime), plus 4 s on iWARP (twice
+// teardownTime), plus the time in which the kernel registers and deregisters memory.
 func (e *Endpoint) Close() error {
 	e.closing.Do(func() {
 		e.sendDisconnect()
@@ -29,13 +28,13 @@ func (e *Endpoint) Close() error {
 	return nil
 }
 
-// Abort implements session.Endpoint. It blocks for at most teardownTime on iWARP, and for
-// the kernel as Close does.
+// Abort implements session.Endpoint. It blocks for at most teardownTime on iWARP, plus the kernel's
+// time as in Close.
 func (e *Endpoint) Abort() {
 	e.closing.Do(func() { e.tearDown(false, teardownTime) })
 }
 
-// abortUnused ends a connection that was never handed out. It waits for less than Abort.
+// abortUnused ends a connection that was never handed out. It does not wait as long as Abort.
 func (e *Endpoint) abortUnused() {
 	e.closing.Do(func() { e.tearDown(false, 0) })
 	e.Retire()
@@ -44,33 +43,33 @@ func (e *Endpoint) abortUnused() {
 // Retire implements session.Endpoint.
 func (e *Endpoint) Retire() {
 	if !e.retired.Swap(true) {
-		e.mem.allocs.PutAll() // what was not freed
+		e.mem.allocs.PutAll() // what the session has not freed
 		e.unrefMessages()
 	}
 }
 
-// unrefMessages ends one use of the memory of messages: by the device, whose queue pair may still
-// be being destroyed when Abort returns on iWARP, and by the session.
+// unrefMessages ends one use of the memory of messages: by the device, whose queue pair on iWARP may
+// still be in destruction when Abort returns, or by the session.
 func (r *resources) unrefMessages() {
 	if r.inUse.Add(-1) == 0 {
 		r.messages.free()
 	}
 }
 
-// sendDisconnect sends the disconnect message, the provider's last, and waits until the
-// device has delivered everything, as rdma_disconnect discards what is still queued (rxe).
+// sendDisconnect sends the disconnect message, the provider's last one, and waits until the device has
+// delivered everything, because rdma_disconnect discards what is still queued (rxe).
 func (e *Endpoint) sendDisconnect() {
 	e.send.postEmpty()
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
-	// The wait ends early if the peer has closed as well and no longer reads.
+	// The wait ends early if the peer has closed as well and does not read any more.
 	e.q.await(ctx, func() bool { return e.send.underwayLocked() == 0 })
 }
 
 var errClosed = fmt.Errorf("verbs: closed at this end: %w", syscall.ENOTCONN)
 
-// tearDown ends the connection. When it returns, the queue pair is gone or in
-// the error state: nothing touches this process's memory.
+// tearDown ends the connection. When it returns, the queue pair is destroyed or in the error state:
+// nothing accesses this process's memory.
 func (e *Endpoint) tearDown(orderly bool, wait time.Duration) {
 	e.q.close(errClosed)
 	if !e.mayBlock() {
@@ -83,7 +82,7 @@ func (e *Endpoint) tearDown(orderly bool, wait time.Duration) {
 	e.q.mu.Lock()
 	e.q.toErrorLocked()
 	e.q.mu.Unlock()
-	e.mem.revokeAll() // now: another connection of a shared domain could use the keys
+	e.mem.revokeAll() // now, because another connection of a shared domain could use the keys
 	blocking.run(wait, e.destroy)
 	e.q.publish()
 }
@@ -91,7 +90,7 @@ func (e *Endpoint) tearDown(orderly bool, wait time.Duration) {
 // mayBlock reports whether the calls that end the connection may wait for the network.
 func (r *resources) mayBlock() bool { return r.q.cm != nil && r.dev.iwarp() }
 
-// destroy gives back what there is, in the order that the kernel wants.
+// destroy frees the endpoint, in the order that the kernel requires.
 func (e *Endpoint) destroy() {
 	e.destroyObjects()
 	e.dev.remove(e)
@@ -99,15 +98,16 @@ func (e *Endpoint) destroy() {
 		e.tcp.Close()
 		e.watch.Wait()
 	}
-	// The device before the id: once it has been removed, librdmacm closes its
-	// context with the last id.
+	// The device before the id: after the device's removal, librdmacm closes its context with the last
+	// id.
 	e.dev.release()
 	if e.q.cm != nil {
 		e.q.cm.close()
 	}
 }
 
-// destroyObjects gives back the queue pair before the registrations, those before the protection domain.
+// destroyObjects destroys the queue pair before the registrations, and these before the protection
+// domain.
 func (r *resources) destroyObjects() {
 	r.destroyQP()
 	r.q.publish()
@@ -123,8 +123,8 @@ func (r *resources) destroyObjects() {
 	}
 }
 
-// destroyQP ends the connection and the queue pair, if there is one. Nothing is posted
-// any more.
+// destroyQP ends the connection and destroys the queue pair, if there is one. Nothing may be posted any
+// more.
 func (r *resources) destroyQP() {
 	r.destroyed.Do(func() {
 		if r.q.qp == nil {
@@ -137,7 +137,7 @@ func (r *resources) destroyQP() {
 		r.q.mu.Lock()
 		r.q.destroyed = true
 		r.q.mu.Unlock()
-		if r.q.cm != nil { // not while rdma_disconnect, which the peer's end calls for, looks at it
+		if r.q.cm != nil { // not during an rdma_disconnect for the peer's end, which uses it
 			r.q.cm.call(func(*ibv.ID) error { return r.q.qp.Close() })
 		} else {
 			r.q.qp.Close()
@@ -145,9 +145,9 @@ func (r *resources) destroyQP() {
 	})
 }
 
-// flushTimedOut implements completer: the device has gone, or the transfers were posted while
-// the queue pair failed (siw never flushes those). Until the queue pair is destroyed the
-// device may use their memory.
+// flushTimedOut implements completer. The device has gone, or the transfers were posted while the queue
+// pair failed (siw never flushes those). The device may use their memory until the queue pair is
+// destroyed.
 func (r *resources) flushTimedOut() {
 	if r.mayBlock() {
 		blocking.run(0, r.abandonTransfers)

@@ -13,17 +13,17 @@ import (
 // Endpoint is a reliable-connected queue pair with its completion queue and its
 // buffers. It implements session.Endpoint.
 //
-// Completions are taken from the queue in batches by whoever polls, the session's reader in Poll
-// or its writer in Reserve: what was received, and those of remote access, wait until Poll hands
-// them out.
+// Whoever polls reaps completions in batches: the session's reader in Poll, or its writer in Reserve.
+// Received messages and completions of remote access wait until Poll returns them.
 //
-// The peer's end: an orderly Close sends an empty message after all others (no session message is
-// empty), which is EPIPE. Anything else that ends the connection, such as an event of rdma_cm or a
-// failed work request, is ECONNRESET or ETIMEDOUT, after the completion queue has been emptied.
+// When the peer closes in order, it sends an empty message after all others (no session message is
+// empty), which is reported as EPIPE. Any other end of the connection, such as an event of rdma_cm or a
+// failed work request, is reported as ECONNRESET or ETIMEDOUT, after the completion queue has been
+// emptied.
 type Endpoint struct {
 	resources
-	tcp     net.Conn       // connected without rdma_cm: the other connection; or nil
-	watch   sync.WaitGroup // for its end
+	tcp     net.Conn       // the connection over which it was set up without rdma_cm; or nil
+	watch   sync.WaitGroup // waits for the end of tcp
 	limits  session.Limits
 	passive bool
 	closing sync.Once
@@ -32,8 +32,8 @@ type Endpoint struct {
 
 var _ session.Endpoint = (*Endpoint)(nil)
 
-// spin is how long polling pays: a round trip between hosts takes 2 to 10 µs, and being
-// woken through the completion channel 5 to 20 µs.
+// spin is how long polling pays: a round trip between hosts takes 2 to 10 µs, and a wake-up by the
+// completion channel 5 to 20 µs.
 const spin = 50 * time.Microsecond
 
 // Limits implements session.Endpoint.
@@ -74,7 +74,7 @@ func (e *Endpoint) Start(w session.Waker) {
 	}
 }
 
-// Arm implements session.Waiting: the next completion wakes, whichever it is.
+// Arm implements session.Waiting: the next completion of any kind wakes.
 func (e *Endpoint) Arm(ev session.Events) {
 	e.q.armed.Or(uint32(ev))
 	e.q.notify()
@@ -93,8 +93,8 @@ func (e *Endpoint) ReserveControl(n int) []byte {
 	return e.reserve(func() []byte { return e.send.reserveControlLocked(n) })
 }
 
-// reserve returns the room that find finds, unless nothing can be sent any more. Where there is
-// none it takes completions, which may make some.
+// reserve returns the room that find finds, unless nothing can be sent any more. If there is no room,
+// it reaps completions, which may make some.
 func (e *Endpoint) reserve(find func() []byte) (room []byte) {
 	e.q.mu.Lock()
 	if !e.q.overLocked() {
@@ -126,7 +126,7 @@ func (e *Endpoint) Poll(ev *session.Event) bool {
 	case e.mem.done.n > 0:
 		d := e.mem.done.pop()
 		e.q.mu.Unlock()
-		d.region.Release() // before anybody knows (rule E2)
+		d.region.Release() // before the completion is reported (rule E2)
 		*ev = session.Event{Kind: d.kind, ID: d.id, Err: d.err}
 		return true
 	case e.recv.arrived.n > 0:
@@ -139,8 +139,8 @@ func (e *Endpoint) Poll(ev *session.Event) bool {
 	return false
 }
 
-// Drop implements session.Messages. The buffer is posted by the next Poll or later, as
-// the program is waiting for what the message brought.
+// Drop implements session.Messages. The next Poll or a later one posts the buffer, because now the
+// program waits for what the message brought.
 func (e *Endpoint) Drop() { e.recv.dropped = true }
 
 // Keep implements session.Messages.

@@ -17,14 +17,13 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Connecting without rdma_cm (Config.WithoutCM), for containers and virtual
-// functions where it does not work though verbs do: the two ends exchange
-// their queue pair's number and address over a TCP connection, to the port that
-// iWARP would have. That connection stays idle, and its end is the
-// connection's end. InfiniBand and RoCE only.
+// Connecting without rdma_cm (Config.WithoutCM), for containers and virtual functions where rdma_cm
+// does not work though verbs do. The two ends exchange the numbers and addresses of their queue pairs
+// over a TCP connection to the port that iWARP would have. Afterwards that TCP connection is idle; its
+// end is the end of the connection. It works on InfiniBand and RoCE.
 
-// connParams is what the ends exchange, request and reply: paramsLen bytes, little endian. The
-// dialer adds one byte when it is ready to send.
+// connParams is the request and the reply of the exchange: paramsLen bytes, little endian. The dialer
+// sends one more byte when it is ready to send.
 type connParams struct {
 	privateData
 	Peer   ibv.QPPeer
@@ -56,7 +55,7 @@ func readParams(r io.Reader) (c connParams, err error) {
 
 const psnMask = 1<<24 - 1
 
-// exchangeDevice opens a device that connects without rdma_cm.
+// exchangeDevice opens a device for connections without rdma_cm.
 func exchangeDevice(name string) (*device, error) {
 	dev, err := openDevice(name)
 	if err != nil {
@@ -69,11 +68,11 @@ func exchangeDevice(name string) (*device, error) {
 	return dev, nil
 }
 
-// exchangeServes is nil if one of these addresses belongs to a device that connects
-// without rdma_cm, or may do so, and otherwise why none does.
+// exchangeServes returns nil if one of these addresses belongs, or may belong, to a device for
+// connections without rdma_cm, and otherwise the reason why none does.
 func exchangeServes(addrs []netip.Addr) error {
 	if bareDevice() != "" || cannotLook() != nil {
-		return nil // it serves the others, or one may
+		return nil // the listener serves the other addresses, or this one may be served
 	}
 	none := errNoneServed
 	for _, a := range addrs {
@@ -99,8 +98,8 @@ func exchangeServes(addrs []netip.Addr) error {
 	return none
 }
 
-// connect makes an endpoint, which owns the device and conn, by what the ends exchange over conn.
-// The passive end refuses where it fails; behind its reply that is the connection's end, as any byte.
+// connect makes an endpoint, which owns the device and conn, by an exchange over conn. If the passive
+// end fails, it sends a refusal. After its reply any byte, and so a refusal, ends the connection.
 func (a attachment) connect(ctx context.Context, conn net.Conn, cfg Config, passive bool, exchange func(e *Endpoint, own connParams) error) (*Endpoint, error) {
 	stop := bound(ctx, conn)
 	defer stop()
@@ -117,7 +116,7 @@ func (a attachment) connect(ctx context.Context, conn net.Conn, cfg Config, pass
 		})
 	}
 	if !stop() {
-		err = ctx.Err() // whatever came of it: the deadline is set
+		err = ctx.Err() // whatever the result: the deadline is set
 	}
 	if err == nil {
 		e.watch.Go(func() {
@@ -141,15 +140,15 @@ func refuseExchange(conn net.Conn, why refusal) {
 	conn.Write(connParams{privateData: privateData{Version: protocolVersion, Refusal: why}}.bytes())
 }
 
-// isOf reports whether the address in the parameters is that of the host which sent them,
-// for which Subnets was checked. InfiniBand has addresses of its own.
+// isOf reports whether the address in the parameters is that of the host that has sent them, which was
+// checked against Subnets. InfiniBand has addresses of its own.
 func (a attachment) isOf(c connParams, host netip.Addr) bool {
 	return a.port.LinkLayer == ibv.LinkInfiniBand || c.Peer.GID.Addr() == host.Unmap().WithZone("")
 }
 
 // up connects the queue pair to the peer's.
 func (a attachment) up(e *Endpoint, own, peer connParams) error {
-	if peer.MTU == 0 { // not every driver looks at it
+	if peer.MTU == 0 { // not every driver checks it
 		return unavailable(session.ReasonProtocol, errors.New("verbs: the peer names no MTU"))
 	}
 	path := ibv.QPPath{
@@ -171,14 +170,14 @@ func (a attachment) up(e *Endpoint, own, peer connParams) error {
 
 var errNoPort = unavailable(session.ReasonNotServed, errors.New("verbs: no port to connect by without rdma_cm: IWARPOffset is negative"))
 
-// bound makes conn's reads and writes fail when ctx ends, until stop, which reports
-// false if ctx has ended.
+// bound makes reads and writes of conn fail when ctx ends, until stop is called. stop returns false if
+// ctx has ended.
 func bound(ctx context.Context, conn net.Conn) (stop func() bool) {
 	conn.SetDeadline(time.Time{})
 	return context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now()) })
 }
 
-// dialExchange connects without rdma_cm: by TCP, which finds the device by the address at this end.
+// dialExchange connects without rdma_cm: over TCP, whose local address determines the device.
 func dialExchange(ctx context.Context, local netip.Addr, remote netip.AddrPort, cfg Config) (*Endpoint, error) {
 	side := cfg.iwarpPort(remote.Port())
 	if side == 0 {
@@ -224,7 +223,7 @@ func acceptExchange(ctx context.Context, conn net.Conn, port uint16, cfg Config)
 	stop := bound(ctx, conn)
 	request, err := readParams(conn)
 	stop()
-	if err != nil { // a foreign program, perhaps, which no answer is for
+	if err != nil { // perhaps a foreign program, which gets no answer
 		conn.Close()
 		return nil, err
 	}
@@ -246,7 +245,7 @@ func acceptExchange(ctx context.Context, conn net.Conn, port uint16, cfg Config)
 	})
 }
 
-// locateExchange finds the device of the address at this end, unless the request is refused.
+// locateExchange finds the device of conn's local address, unless the request is to be refused.
 func locateExchange(conn net.Conn, request connParams, port uint16, cfg Config) (at attachment, err error) {
 	local, remote := addrOf(conn.LocalAddr()), addrOf(conn.RemoteAddr())
 	if err = cfg.admits(request.privateData, local, remote, port); err != nil {

@@ -1,7 +1,7 @@
 package verbs
 
-// fifo is a queue of fixed capacity, so that it does not allocate in use. The caller
-// of push knows that there is room.
+// fifo is a queue of fixed capacity, so that it does not allocate in use. The caller of push must know
+// that there is room.
 type fifo[T any] struct {
 	items []T
 	first int

@@ -8,7 +8,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// hardware is what is known of a device from its opening on: what it takes and serves.
+// hardware is what is known about a device from its opening on: its limits and properties.
 type hardware struct {
 	ctx  *ibv.Context
 	caps ibv.Caps
@@ -25,27 +25,27 @@ const readDepth = 16
 func (h *hardware) readsServed() uint8 { return uint8(min(h.caps.MaxQPReadAtomic, readDepth)) }
 func (h *hardware) readsIssued() uint8 { return uint8(min(h.caps.MaxQPInitiatorRead, readDepth)) }
 
-// mayHaveWindows reports whether an endpoint may use memory windows, now or later. Where
-// RLIMIT_MEMLOCK leaves no room for anything to be exposed, not even the probe's page is.
+// mayHaveWindows reports whether an endpoint may use memory windows, now or later. If RLIMIT_MEMLOCK is
+// too low to expose anything, it has no room for the probe's page either.
 func (h *hardware) mayHaveWindows(cfg Config) bool {
 	return h.caps.MaxMW > 0 && exposeLimit(memlock()) > 0 && cfg.Disable&session.FeatureWindows == 0 &&
-		!h.iwarp() // queue pairs that the probe needs connect by TCP there
+		!h.iwarp() // the probe's queue pairs would connect by TCP there
 }
 
-// sizes are the largest that a device takes, in bytes.
+// sizes are the largest sizes in bytes that a device supports.
 type sizes struct {
 	registration int
-	transfer     int // a message or an RDMA operation
+	transfer     int // of a message or an RDMA operation
 }
 
-// sizes queries them (rule C9). One that is not told, as 0, bounds nothing: drivers of virtual
-// devices leave some of them out.
+// sizes queries the device's largest sizes (rule C9). A size of 0 is not reported, and bounds nothing:
+// drivers of virtual devices leave some of them out.
 func (h *hardware) sizes() sizes {
 	s := sizes{math.MaxInt, math.MaxInt}
 	if n := h.caps.MaxMRSize; n != 0 && n < math.MaxInt {
 		s.registration = int(n)
 	}
-	for num := 1; num <= h.caps.Ports; num++ { // of all, as a connection's is not known yet
+	for num := 1; num <= h.caps.Ports; num++ { // all ports, as a connection's is not known yet
 		if port, err := h.ctx.Port(num); err == nil && port.MaxMessage != 0 && uint64(port.MaxMessage) < math.MaxInt {
 			s.transfer = min(s.transfer, int(port.MaxMessage))
 		}
@@ -53,8 +53,8 @@ func (h *hardware) sizes() sizes {
 	return s
 }
 
-// within bounds what an endpoint's configuration takes by what the device has. It returns why
-// the device cannot serve any.
+// within reduces an endpoint's configuration to what the device supports. The error is why the device
+// cannot serve any endpoint.
 func (h *hardware) within(cfg Config, sends int) (Config, error) {
 	cfg.bufferSize = max(min(cfg.bufferSize, h.most.transfer), session.MaxControl)
 	for max(cfg.sendBytes(), cfg.receiveBytes()) > h.most.registration {

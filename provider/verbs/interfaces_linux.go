@@ -8,9 +8,9 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Package net lists all interfaces to find one, and all addresses for each interface to find
-// whose an address is: for each connection, where nodes of containers have hundreds. The
-// kernel has the one, and the addresses in one list.
+// Package net lists all interfaces to find one, and all addresses of each interface to find the
+// interface with an address. That is too slow for each connection on nodes of containers, which have
+// hundreds. The kernel returns a single interface, and all addresses in one list.
 
 func interfaceByIndex(index int) (*net.Interface, error) {
 	return interfaceFrom(netlink.LinkByIndex(index))
@@ -28,7 +28,7 @@ func interfaceFrom(link netlink.Link, err error) (*net.Interface, error) {
 	return &net.Interface{Index: a.Index, MTU: a.MTU, Name: a.Name, HardwareAddr: a.HardwareAddr, Flags: a.Flags}, nil
 }
 
-// indexesOf are those of the interfaces that have an address.
+// indexesOf returns the indexes of the interfaces that have an address.
 func indexesOf(a netip.Addr) (indexes []int, err error) {
 	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	for _, x := range list {
@@ -39,7 +39,7 @@ func indexesOf(a netip.Addr) (indexes []int, err error) {
 	return indexes, err
 }
 
-// interfaceOf is the name of the network interface that has an address, "" if there is none.
+// interfaceOf returns the name of the network interface that has an address, or "".
 func interfaceOf(a netip.Addr) (string, error) {
 	if a.Zone() != "" {
 		return a.Zone(), nil

@@ -8,13 +8,14 @@ import (
 	"github.com/sanconn/san/ibv"
 )
 
-// The ready-to-receive message. On iWARP the active side has to send first (RFC 5044, 7.1.3; RFC
-// 6581 has the driver do it, which not all do). So it sends an empty message, and the passive side
-// answers with another. siw's passive side takes over the socket only after it has answered the
-// connect request (siw_accept in sw/siw/siw_cm.c): what came in between stays in the socket until
-// more comes. So more follows: an empty RDMA write, which the peer's queue pair does not notice.
+// The ready-to-receive message. On iWARP the active side has to send first (RFC 5044, 7.1.3; RFC 6581
+// lets the driver do it, which not all drivers do). So the active side sends an empty message, and the
+// passive side answers with another one. siw's passive side takes over the socket only after it has
+// answered the connect request (siw_accept in sw/siw/siw_cm.c): a message that comes before stays in
+// the socket until more comes. So the active side sends more: empty RDMA writes, which the peer's queue
+// pair does not report.
 const (
-	firstNudge = 2 * time.Millisecond // doubled with each
+	firstNudge = 2 * time.Millisecond // doubled each time
 	slowNudge  = 128 * time.Millisecond
 )
 
@@ -37,7 +38,7 @@ func (e *Endpoint) readyToReceive(ctx context.Context) error {
 			return err
 		}
 		e.q.mu.Lock()
-		if e.send.underwayLocked() == 0 { // otherwise what was sent has yet to leave
+		if e.send.underwayLocked() == 0 { // otherwise the first message has not left yet
 			e.send.postEmptyLocked(ibv.OpWrite)
 		}
 		e.q.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// mostMaking bounds the connections that a listener makes at a time, and those that wait
-	// for it in the kernel, which silently drops more. The listener refuses.
+	// mostMaking bounds the connections that a listener makes at a time, and the requests that wait for
+	// it in the kernel. The kernel drops further ones silently; the listener refuses them.
 	mostMaking = 1024
 	// acceptTime bounds how long a dialer may take to finish connecting.
 	acceptTime = 5 * time.Second
@@ -26,30 +26,32 @@ type Listener struct {
 	addr netip.AddrPort
 	take func(*Endpoint)
 
-	making chan struct{} // a token for each connection that is being made
+	making chan struct{} // a token for each connection in progress
 	ctx    context.Context
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
-	found  []netip.Addr // what should be listened on; refresh's, which one goroutine at a time calls
-	looked time.Time    // when that was found; zero: the last look was in vain
+	found  []netip.Addr // the addresses that should be listened on; for refresh, which one goroutine at a time calls
+	looked time.Time    // when found was determined; zero: the last look failed
 
 	lost   chan struct{}            // has a token when an id has lost its device
-	mu     sync.Mutex               // guards what follows
+	mu     sync.Mutex               // guards the fields below
 	ids    map[netip.Addr]*listenID // by served address
-	lack   error                    // why it has none, while it has none
+	lack   error                    // while it has no address: why
 	closed bool
 }
 
-// Listen listens on the RDMA side of the TCP port addr, on that address or, if it is
-// unspecified, on each local address that belongs to an RDMA device, now and
-// later: a device that comes back is listened on again. Where another process has the port
-// on the RDMA side, or there is no room, it tries again (Waiting). take is called for each connection,
-// in the goroutine that has made it, and must not block; from then on the endpoint is its. An
-// error is a *session.Unavailable: for example no address is served.
+// Listen listens on the RDMA side of the TCP port addr: on its address or, if that is unspecified, on
+// each local address that belongs to an RDMA device, now and later. If a device goes and comes back, it
+// is listened on again. If another process has the port on the RDMA side, or resources are short,
+// Listen succeeds and the listener tries again (Waiting). The error is a *session.Unavailable, for
+// example because no address is served.
+//
+// take is called for each connection, in the goroutine that has made it. It owns the endpoint, and must
+// not block.
 func Listen(addr netip.AddrPort, cfg Config, take func(*Endpoint)) (*Listener, error) {
 	cfg = cfg.withDefaults()
-	if err := callError(ibv.Available()); err != nil && !reason.Is(err, session.ReasonResources) { // it tries that again
+	if err := callError(ibv.Available()); err != nil && !reason.Is(err, session.ReasonResources) { // then the listener tries again
 		return nil, err
 	}
 	l := &Listener{
@@ -66,8 +68,8 @@ func Listen(addr netip.AddrPort, cfg Config, take func(*Endpoint)) (*Listener, e
 	return l, nil
 }
 
-// Waiting returns nil unless the listener has no address yet: then a *session.Unavailable, around
-// EADDRINUSE where another process has the port on the RDMA side.
+// Waiting returns nil if the listener has an address. Otherwise it returns a *session.Unavailable,
+// which wraps EADDRINUSE if another process has the port on the RDMA side.
 func (l *Listener) Waiting() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -77,7 +79,7 @@ func (l *Listener) Waiting() error {
 	return l.lack
 }
 
-// Close ends the listener. Connections that were taken live on. A second Close returns
+// Close ends the listener. Connections that were handed out live on. A second Close returns
 // net.ErrClosed.
 func (l *Listener) Close() error {
 	l.mu.Lock()
@@ -97,20 +99,20 @@ func (l *Listener) Close() error {
 	return nil
 }
 
-// handle deals with a connect request, in the background.
+// handle handles a connect request in the background.
 func (l *Listener) handle(cm *cmID, request ibv.ConnParam) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
-		go cm.refuse(refusedClosed) // Close may have waited for l.work already
+		go cm.refuse(refusedClosed) // not in l.work: Close may have waited for that already
 		return
 	}
 	l.work.Go(func() { l.admit(cm, request) })
 }
 
-// admit makes a connection of a request.
+// admit makes the connection that a request is for, or refuses it.
 func (l *Listener) admit(cm *cmID, request ibv.ConnParam) {
-	p, _ := parsePrivateData(request.PrivateData) // a foreign program's has no version of ours
+	p, _ := parsePrivateData(request.PrivateData) // a foreign program's data has another version
 	if err := l.cfg.admits(p, cm.id.LocalAddr().Addr(), cm.id.RemoteAddr().Addr(), l.addr.Port()); err != nil {
 		cm.refuse(refusalFor(err))
 		return
@@ -120,7 +122,7 @@ func (l *Listener) admit(cm *cmID, request ibv.ConnParam) {
 	}
 }
 
-// make makes a connection, and hands it over, unless too many are being made.
+// make makes a connection and hands it out. It returns false if too many are in progress.
 func (l *Listener) make(connect func(context.Context) (*Endpoint, error)) bool {
 	select {
 	case l.making <- struct{}{}:
@@ -136,7 +138,7 @@ func (l *Listener) make(connect func(context.Context) (*Endpoint, error)) bool {
 	return true
 }
 
-// acceptRequest answers a request, or refuses it, with the steps of dialing.
+// acceptRequest accepts a request, or refuses it, with the steps of dialing.
 func acceptRequest(ctx context.Context, cm *cmID, request ibv.ConnParam, cfg Config) (*Endpoint, error) {
 	dev, err := useDevice(cm.id.Context(), cfg)
 	if err != nil {
@@ -169,7 +171,7 @@ func (e *Endpoint) reply(ctx context.Context, request ibv.ConnParam) error {
 		RNRRetryCount:      rnrRetry,
 	})
 	if err != nil {
-		e.q.cm.reject(refusalFor(err)) // unless the kernel has
+		e.q.cm.reject(refusalFor(err)) // unless the kernel has rejected it
 		return err
 	}
 	ev, err := e.q.cm.wait(ctx)

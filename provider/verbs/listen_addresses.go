@@ -18,34 +18,35 @@ type listenID struct {
 	l       *Listener
 	channel *ibv.EventChannel
 	id      *ibv.ID
-	dev     *device        // kept for the connections to come, with what is registered; or nil
+	dev     *device        // kept for later connections, with its registrations; or nil
 	tcp     netip.AddrPort // the TCP address that it belongs to
-	gone    bool           // the device is; guarded by mu of l
+	gone    bool           // the device is gone; guarded by mu of l
 }
 
 const (
-	// retryTime is when a listener retries an address that it could not listen on,
-	// because its device has just gone or just come. It doubles each time, up to
-	// rescanTime. That is also how long a new device of an existing address may go
-	// unnoticed, as the kernel's route messages do not show it.
+	// retryTime is the pause before a listener tries an address again on which it could not listen,
+	// because the device has just gone or just come. It doubles each time, up to rescanTime. A new
+	// device of an existing address may stay unnoticed for rescanTime, because the kernel's route
+	// messages do not show it.
 	retryTime = 100 * time.Millisecond
-	// Where another process has the port, or there is no room, it stays retryTime: no event tells
-	// the end of that, and trying costs a few system calls. Looking which addresses there are costs
-	// milliseconds on nodes of containers: so it is left to rescanTime, and to what the kernel reports.
+	// If another process has the port, or resources are short, the pause stays retryTime: no event
+	// reports the end of that, and an attempt costs a few system calls. Listing the addresses costs
+	// milliseconds on nodes of containers, so that is done only every rescanTime and when the kernel
+	// reports a change.
 	rescanTime = 30 * time.Second
 )
 
-// follow listens on what is served, and goes on as addresses come and go.
+// follow listens on the served addresses, and follows their changes in the background.
 func (l *Listener) follow() error {
 	if l.cfg.WithoutCM {
-		if served, err := l.served(); err == nil { // otherwise one may do
+		if served, err := l.served(); err == nil { // otherwise one may be served
 			if err := exchangeServes(served); err != nil {
 				return err
 			}
 		}
 		return l.followExchange()
 	}
-	changed, _ := watchAddresses(l.ctx) // nil: every rescanTime will do
+	changed, _ := watchAddresses(l.ctx) // nil: then rescanTime is enough
 	err := l.refresh(true)
 	if why := l.Waiting(); why != nil && !reason.Is(why, session.ReasonResources) {
 		return why
@@ -54,8 +55,8 @@ func (l *Listener) follow() error {
 	return nil
 }
 
-// keepUp calls refresh when something has changed, and now and then, until the
-// listener ends. err is the last refresh's.
+// keepUp calls refresh when something has changed, and from time to time, until the listener ends. err
+// is the last refresh's error.
 func (l *Listener) keepUp(changed <-chan struct{}, err error) {
 	wait := rescanTime
 	if err != nil {
@@ -66,7 +67,7 @@ func (l *Listener) keepUp(changed <-chan struct{}, err error) {
 		select {
 		case <-l.ctx.Done():
 			if changed != nil {
-				for range changed { // until watchAddresses has ended
+				for range changed { // ends when watchAddresses has ended
 				}
 			}
 			return
@@ -84,7 +85,8 @@ func (l *Listener) keepUp(changed <-chan struct{}, err error) {
 	}
 }
 
-// nextLook is how long after a refresh the next one is; retry: where nothing else is known.
+// nextLook returns the time from a refresh to the next one; retry: the time if nothing else determines
+// it.
 func nextLook(err error, retry time.Duration) time.Duration {
 	switch {
 	case err == nil:
@@ -97,8 +99,8 @@ func nextLook(err error, retry time.Duration) time.Duration {
 
 var errNoneServed = unavailable(session.ReasonNotServed, errors.New("verbs: no address that is listened on belongs to an RDMA device"))
 
-// served are the addresses that should be listened on: the one that was given, or
-// those of RDMA devices that the unspecified one stands for.
+// served returns the addresses that should be listened on: the one that was given, or those of RDMA
+// devices that the unspecified address stands for.
 func (l *Listener) served() ([]netip.Addr, error) {
 	if a := l.addr.Addr(); !a.IsUnspecified() {
 		return []netip.Addr{a}, nil
@@ -106,10 +108,11 @@ func (l *Listener) served() ([]netip.Addr, error) {
 	return servedAddresses(l.addr.Addr(), l.cfg.V6Only)
 }
 
-// refresh compares the addresses that should be listened on with those that are. look: it looks
-// which should be; otherwise they are what it has found last, unless that was long ago, or in vain.
-// The error is a reason why one is not: that another process has the port, or that there is no
-// room, if there is that. While nothing tells which should be, those stay that are.
+// refresh adds and removes ids, so that the listener listens on the addresses on which it should. With
+// look, or if the last list of these addresses is old or could not be read, it reads the list;
+// otherwise it uses the last one. If the list cannot be read, the present addresses stay. The error is
+// why an address is not listened on, preferably that another process has the port, or that resources
+// are short.
 func (l *Listener) refresh(look bool) error {
 	if look || time.Since(l.looked) >= rescanTime {
 		served, err := l.served()
@@ -167,7 +170,7 @@ func (l *Listener) add(a netip.Addr) error {
 		return listenError(err)
 	}
 	x := &listenID{l: l, channel: channel, tcp: netip.AddrPortFrom(a, l.addr.Port())}
-	// Without mu, which readEvents needs: a device that is being closed takes its time.
+	// mu is not held, as readEvents needs it and a device that is being closed takes its time.
 	if err := x.listen(); err != nil {
 		x.close()
 		return listenError(fmt.Errorf("verbs: listen on %v: %w", x.tcp, err))
@@ -185,15 +188,15 @@ func (l *Listener) add(a netip.Addr) error {
 	return nil
 }
 
-// listenError is what the error of a call means to the listener.
+// listenError returns the error of a call, for the listener.
 func listenError(err error) error {
-	if errors.Is(err, syscall.ENODEV) { // no device has the address, or there is none
+	if errors.Is(err, syscall.ENODEV) { // no device has the address, or there is no device
 		return unavailable(session.ReasonNotServed, err)
 	}
 	return callError(err)
 }
 
-// listen listens, on iWARP at its port; close has to follow an error.
+// listen listens, on iWARP at iWARP's port. After an error close must be called.
 func (x *listenID) listen() error {
 	err := x.bind(x.tcp)
 	if err == nil && x.id.Context().Transport == ibv.TransportIWARP {
@@ -208,12 +211,13 @@ func (x *listenID) listen() error {
 		err = x.id.Listen(mostMaking)
 	}
 	if err == nil {
-		x.dev, _ = useDevice(x.id.Context(), x.l.cfg) // an error will be that of each connection
+		x.dev, _ = useDevice(x.id.Context(), x.l.cfg) // an error comes again for each connection
 	}
 	return err
 }
 
-// bind makes an id with an address. That determines the device, and with it whose the ports are.
+// bind makes an id with an address. The address determines the device, and the device whose ports are
+// used.
 func (x *listenID) bind(at netip.AddrPort) (err error) {
 	if x.id, err = x.channel.NewID(); err != nil {
 		return err
@@ -225,7 +229,7 @@ func (x *listenID) bind(at netip.AddrPort) (err error) {
 	return err
 }
 
-// close is called once: by whoever has taken x out of ids, or has not put it there.
+// close is called once: by whoever has removed x from ids, or has not added it.
 func (x *listenID) close() {
 	if x.dev != nil {
 		x.dev.release() // before the id, as in Endpoint.destroy
@@ -236,10 +240,10 @@ func (x *listenID) close() {
 	hub.release()
 }
 
-// event handles a connect request, or the device's removal, after which this id gets no
-// more events even if the device comes back, nor where its address has gone over to another
-// (cma_netdev_change in core/cma.c). Nothing here blocks: more requests than the kernel queues would be
-// lost.
+// event handles a connect request, or the device's removal. After a removal the id gets no more events,
+// even if the device comes back. Nor does it after its address has moved to another device
+// (cma_netdev_change in core/cma.c). Nothing may block here: the kernel loses requests beyond its
+// queue.
 func (x *listenID) event(ev ibv.Event) {
 	switch ev.Type {
 	case ibv.DeviceRemoval, ibv.AddrChange:
@@ -248,7 +252,7 @@ func (x *listenID) event(ev ibv.Event) {
 		if cm := hub.adopt(ev.ID, x.channel); cm != nil {
 			x.l.handle(cm, ev.Param)
 		} else {
-			ev.ID.Close() // which refuses
+			ev.ID.Close() // which refuses the request
 		}
 	}
 }
@@ -261,7 +265,7 @@ func (l *Listener) deviceGone(x *listenID) {
 		return
 	}
 	delete(l.ids, x.tcp.Addr())
-	l.work.Go(func() { // not here: closing the last id waits for readEvents, our caller
+	l.work.Go(func() { // not here, as closing the last id waits for readEvents, which has called event
 		x.close()
 		select {
 		case l.lost <- struct{}{}:

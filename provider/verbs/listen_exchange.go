@@ -12,9 +12,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// followExchange listens for connections that are made without rdma_cm. The device is looked
-// up for each, so there is nothing to follow but the end of another process that has the port, or of a
-// shortage.
+// followExchange listens for connections that are made without rdma_cm. Their device is looked up for
+// each. So it tries again only while another process has the port, or resources are short.
 func (l *Listener) followExchange() error {
 	tcp, err := l.listenExchange()
 	if err != nil && !reason.Is(err, session.ReasonResources) {
@@ -37,7 +36,7 @@ func (l *Listener) followExchange() error {
 	return nil
 }
 
-// listenExchange opens the port that connections without rdma_cm are made at.
+// listenExchange opens the port for connections without rdma_cm.
 func (l *Listener) listenExchange() (net.Listener, error) {
 	side := l.cfg.iwarpPort(l.addr.Port())
 	if side == 0 {
@@ -46,7 +45,7 @@ func (l *Listener) listenExchange() (net.Listener, error) {
 	network := "tcp"
 	switch {
 	case l.addr.Addr().Is4():
-		network = "tcp4" // 0.0.0.0 would take IPv6 as well
+		network = "tcp4" // 0.0.0.0 would include IPv6
 	case l.cfg.V6Only:
 		network = "tcp6"
 	}
@@ -55,7 +54,7 @@ func (l *Listener) listenExchange() (net.Listener, error) {
 	return tcp, callError(err)
 }
 
-// serveExchange accepts the connections that are made there.
+// serveExchange accepts connections on that port.
 func (l *Listener) serveExchange(tcp net.Listener) {
 	context.AfterFunc(l.ctx, func() { tcp.Close() })
 	for {
@@ -71,10 +70,10 @@ func (l *Listener) serveExchange(tcp net.Listener) {
 	}
 }
 
-// acceptPause is the wait after accept failed, most likely for lack of descriptors.
+// acceptPause is the pause after a failed accept, most likely for lack of descriptors.
 const acceptPause = 10 * time.Millisecond
 
-// admitExchange makes a connection of one by TCP.
+// admitExchange makes a connection by an exchange over conn.
 func (l *Listener) admitExchange(conn net.Conn) {
 	if !l.make(func(ctx context.Context) (*Endpoint, error) { return acceptExchange(ctx, conn, l.addr.Port(), l.cfg) }) {
 		refuseExchange(conn, refusedResources)

@@ -11,35 +11,35 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// RLIMIT_MEMLOCK bounds what a process may have registered, where it applies,
-// and counts each registration of the same page again. What has to fit:
+// RLIMIT_MEMLOCK bounds how much a process may have registered, where it applies. It counts a page
+// again for each registration. What has to fit:
 //
-//	the control buffers of each connection: a share of what is left at most,
-//	    and less, down to a minimum, when that is refused; and its queues on
-//	    devices where they are locked memory (lockedByQueues)
-//	what connections expose, and the sinks of their reads: a share at a time
-//	registrations that are cached: half, given back when others need it
+//	the control buffers of each connection: at most a share of what is left, and
+//	    less, down to a minimum, if that is refused; and its queues on devices where
+//	    they are locked memory (lockedByQueues)
+//	exposed memory, and the memory that reads go to: a share at a time
+//	cached registrations: half, given back when others need it
 //	    (regcache.DefaultBudget)
 //
-// Below lowMemlock there are only control buffers: all bytes go through them. When
+// Below lowMemlock there are only control buffers, and all bytes go through them. If not even the
+// smallest fit, connecting fails with ReasonResources.
 // not even the smallest fit, connecting fails with ReasonResources.
 const (
-	// MinMemlock is the least limit in bytes: four ends of connections fit, or fewer
-	// where a device's queues are locked memory too.
+	// MinMemlock is the least limit in bytes. It is enough for four ends of connections, or fewer if a
+	// device's queues are locked memory too.
 	MinMemlock = 64 << 10
-	// The control buffers of one more connection get 1/connectionShare of what is
-	// left of the limit: at 8 MiB, Linux's default, the first hundred ends have the usual
-	// size.
+	// The control buffers of one more connection get 1/connectionShare of what is left of the limit: at
+	// 8 MiB, Linux's default, the first hundred ends have the usual size.
 	connectionShare = 16
-	// One exposure gets 1/exposeShare of the limit: one each way at a time, and as
-	// much again for everything else.
+	// One exposure gets 1/exposeShare of the limit: there is one each way at a time, and as much again
+	// is for everything else.
 	exposeShare = 4
-	// lowMemlock is the least limit in bytes with exposures: an inbox that is smaller than
-	// 64 KiB (session's share of one) does not pay.
+	// lowMemlock is the least limit in bytes with exposures: an inbox of less than 64 KiB (a session's
+	// share of one exposure) does not pay.
 	lowMemlock = exposeShare * 256 << 10
 )
 
-// memlock is the limit, 0 if none applies.
+// memlock returns the limit in bytes, or 0 if none applies.
 var memlock = sync.OnceValue(func() int {
 	if limit, limited := regcache.MemlockLimit(); limited {
 		return int(max(limit, 1))
@@ -47,11 +47,11 @@ var memlock = sync.OnceValue(func() int {
 	return 0
 })
 
-// lockedQueues is how many bytes the devices' queues take of the limit.
+// lockedQueues is how many bytes of the limit the queues take.
 var lockedQueues atomic.Int64
 
-// memlockAvailable is what is left of the limit when everything unused has been
-// given back, 0 if none applies.
+// memlockAvailable returns what is left of the limit if all unused memory is given back, or 0 if no
+// limit applies.
 func memlockAvailable() int {
 	if memlock() == 0 {
 		return 0
@@ -61,8 +61,8 @@ func memlockAvailable() int {
 	return max(memlock()-int(s.PinnedBytes-s.IdleBytes+control+lockedQueues.Load()), 1)
 }
 
-// withRoom calls lock, which needs locked memory. If there is none, it gives back what
-// the caches do not use and calls lock once more.
+// withRoom calls lock, which needs locked memory. If there is none, it gives back what the caches do
+// not use, and calls lock again.
 func withRoom(lock func() error) error {
 	err := limited(lock())
 	if errors.Is(err, syscall.ENOMEM) {
@@ -72,8 +72,8 @@ func withRoom(lock func() error) error {
 	return err
 }
 
-// limited has an error that the rdma cgroup's limit causes, EAGAIN
-// (kernel/cgroup/rdma.c), count as a want of memory: the same helps.
+// limited turns EAGAIN, the error for the rdma cgroup's limit (kernel/cgroup/rdma.c), into a lack of
+// memory: the same helps against both.
 func limited(err error) error {
 	if errors.Is(err, syscall.EAGAIN) {
 		return fmt.Errorf("%w, perhaps by the rdma cgroup: %w", err, syscall.ENOMEM)
@@ -81,7 +81,7 @@ func limited(err error) error {
 	return err
 }
 
-// exposeLimit bounds one exposure in bytes; 0: there is no room for any.
+// exposeLimit returns the most bytes of one exposure; 0: there is no room for any.
 func exposeLimit(memlock int) int {
 	switch {
 	case memlock == 0:
@@ -92,8 +92,8 @@ func exposeLimit(memlock int) int {
 	return min(memlock/exposeShare, maxExpose)
 }
 
-// fitting is c with control buffers that fit, with so many bytes of queues, an endpoint's share of
-// what is left of RLIMIT_MEMLOCK; 0: no limit applies.
+// fitting returns c with control buffers that fit into an endpoint's share of what is left of
+// RLIMIT_MEMLOCK, together with queues bytes of queues; left is 0 if no limit applies.
 func (c Config) fitting(left, queues int) Config {
 	for left != 0 && c.sendBytes()+c.receiveBytes()+queues > left/connectionShare {
 		smaller, ok := c.smaller()
@@ -105,16 +105,16 @@ func (c Config) fitting(left, queues int) Config {
 	return c
 }
 
-// sendBytes is a multiple of a page, as RLIMIT_MEMLOCK counts a page twice that both
-// registrations of the control buffers have a part of.
+// sendBytes returns the size of the send region, a multiple of the page size: RLIMIT_MEMLOCK would
+// count a page twice that both registrations share.
 func (c Config) sendBytes() int {
 	return roundUp(c.sendBuffer+controlSlots*session.MaxControl+2*maxInline, smallestPage)
 }
 
 func (c Config) receiveBytes() int { return c.buffers * c.bufferSize }
 
-// smaller is c with about half of the control buffers; false: they are the smallest. It
-// shortens messages before it has fewer of them, which would stall a network.
+// smaller returns c with about half of the control buffers, or false if they are the smallest. It first
+// makes messages shorter, because fewer of them would stall a network.
 func (c Config) smaller() (Config, bool) {
 	switch {
 	case c.bufferSize > session.MaxControl:

@@ -11,18 +11,17 @@ import (
 	"github.com/sanconn/san/regcache"
 )
 
-// controlBytes is the process's budget for the buffers of its connections: enough for
-// about 16,000 connections at the default sizes.
+// controlBytes is the process's budget in bytes for the buffers of its connections: enough for about
+// 16,000 connections of the default sizes.
 const controlBytes = 1 << 30
 
-// controlArena has the buffers that messages are sent from and received into.
-// They have an arena of their own so that fetched data cannot use it up.
+// controlArena provides the buffers that messages are sent from and received into. It is an arena of
+// its own, so that data that is fetched ahead cannot use it up.
 var controlArena = sync.OnceValue(func() *regcache.Arena { return regcache.NewArena(0, controlBytes) })
 
-// peerShare bounds what the connections with one peer take of the budget: at most peerShare times
-// what they leave. That is three quarters of it for the first peer that takes all it can, and three
-// quarters of the rest for the next, so no address takes what all others need. A host with several
-// addresses has several shares.
+// peerShare bounds what the connections with one peer take of the budget: at most peerShare times what
+// they leave. The first peer that takes all it can gets three quarters, the next one three quarters of
+// the rest; so no address takes what all others need. A host with several addresses has several shares.
 const peerShare = 3
 
 // peerBudgets are how many bytes of an arena the connections with each peer have.
@@ -36,7 +35,7 @@ type peerBudget struct {
 	peer  netip.Addr
 }
 
-// add adds n bytes to what the peer has, if it may have them.
+// add adds n bytes to the peer's, if it may have them.
 func (s peerBudget) add(n int64) error {
 	left := s.arena.Left() - n
 	peerBudgets.mu.Lock()
@@ -57,8 +56,8 @@ func (s peerBudget) giveBack(n int64) {
 	}
 }
 
-// messageMemory is memory of the arena that is registered for one endpoint, in one or more parts
-// with rights of their own.
+// messageMemory is memory of the arena for one endpoint, registered in one or more parts, each with
+// rights of its own.
 type messageMemory struct {
 	budget peerBudget
 	buf    *regcache.Buffer
@@ -93,11 +92,11 @@ func (r *messageMemory) register(pd *ibv.PD, part []byte, access ibv.Access) (mr
 	return mr, err
 }
 
-// deregister ends the device's use of the memory, which stays in place until free.
+// deregister ends the device's use of the memory, which stays allocated until free.
 func (r *messageMemory) deregister() {
 	for _, mr := range r.mrs {
 		if err := mr.Close(); err != nil {
-			r.buf = nil // the device keeps it: it cannot be used again
+			r.buf = nil // the device still has it, so it cannot be used again
 		}
 	}
 	r.mrs = nil

@@ -13,16 +13,16 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// The device files that rdma-core's libraries open. If they cannot, they wait for udev to
-// make them: five seconds for each (open_cdev in util/open_cdev.c), which nothing ends
-// earlier. So what this process may not open is found out before they try.
+// The device files that rdma-core's libraries open. If the libraries cannot open one, they wait for
+// udev to make it: five seconds each (open_cdev in util/open_cdev.c), which nothing shortens. So this
+// package checks beforehand whether this process may open them.
 const (
 	cmNode     = "/dev/infiniband/rdma_cm"
 	cmClass    = "/sys/class/misc/rdma_cm" // the kernel has rdma_cm
 	verbsNodes = "/dev/infiniband/uverbs*"
 )
 
-// tryNode opens a device file. Tests replace it.
+// tryNode opens and closes a device file. Tests replace it.
 var tryNode = func(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err == nil {
@@ -31,24 +31,24 @@ var tryNode = func(path string) error {
 	return err
 }
 
-// nodesRefused is why this process may not open rdma_cm, or any device, or cannot for want of
+// nodesRefused returns why this process may not open rdma_cm, or any device, or cannot for lack of
 // descriptors; nil if it may, or if there are none.
 func nodesRefused() error {
 	if rdmalink.Simulated != nil {
-		return nil // that has no files
+		return nil // which has no files
 	}
 	if err := cannotLook(); err != nil {
 		return err
 	}
 	err := tryNode(cmNode)
 	_, none := os.Stat(cmClass)
-	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) && none == nil { // this container has not got it
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) && none == nil { // the file is not in this container
 		return refusedNode(err)
 	}
 	devices, _ := filepath.Glob(verbsNodes)
 	for _, path := range devices {
 		if err = tryNode(path); !errors.Is(err, fs.ErrPermission) {
-			return nil // one will do
+			return nil // one is enough
 		}
 	}
 	if len(devices) > 0 {
@@ -57,8 +57,8 @@ func nodesRefused() error {
 	return nil
 }
 
-// cannotLook is why no device is found just now: without descriptors neither sysfs nor the libraries
-// show one. nil: there is none.
+// cannotLook returns why devices cannot be found now: without descriptors neither sysfs nor the
+// libraries show any. nil: they can.
 func cannotLook() error {
 	if why := reason.Of(tryNode(os.DevNull)); why.Reason == session.ReasonResources {
 		return why
@@ -66,8 +66,8 @@ func cannotLook() error {
 	return nil
 }
 
-// searched calls find, and returns why its finding none is not to be believed: its error, or that
-// descriptors were lacking, be it at its beginning or at its end alone.
+// searched calls find, and returns why its result may be incomplete: its error, or that descriptors
+// were lacking before or after the call.
 func searched(find func() error) error {
 	before := cannotLook()
 	return cmp.Or(before, find(), cannotLook())

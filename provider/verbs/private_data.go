@@ -8,18 +8,18 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// privateData is what the two ends exchange in rdma_cm's private data, in the request,
-// the reply and the reject: 12 bytes, little endian.
+// privateData is what the two ends exchange in rdma_cm's private data, in the request, the reply and
+// the reject: 12 bytes, little endian.
 type privateData struct {
 	Magic   uint32
-	Version uint16  // of this provider: how messages lie in buffers
+	Version uint16  // of this provider, which determines how messages lie in buffers
 	Refusal refusal // in a reject: why; otherwise 0
 	Claim   Claim   // in a request; otherwise 0
 }
 
-// Claim is what a dialer's request says of the TCP connection that its own is to carry: the
-// dialer's port, and its half of the proof that it has that connection. The addresses, and the
-// acceptor's port, are the request's own.
+// Claim names the TCP connection that a dialer's request is for: the dialer's port, and the dialer's
+// half of the proof that it has that connection. The addresses, and the acceptor's port, are those of
+// the request.
 type Claim struct{ Port, Proof uint16 }
 
 type refusal uint16
@@ -41,7 +41,7 @@ var (
 	ErrOther   = errors.New("verbs: the process that listens there takes this end for another one")
 )
 
-// refusalFor is how a listener's error is reported to the dialer.
+// refusalFor returns the refusal by which a listener's error is reported to the dialer.
 func refusalFor(err error) refusal {
 	var u *session.Unavailable
 	switch {
@@ -75,7 +75,7 @@ func (p privateData) bytes() []byte {
 	return b
 }
 
-// parsePrivateData reads private data; false: it is a foreign program's.
+// parsePrivateData decodes private data. It returns false if a foreign program has sent it.
 func parsePrivateData(b []byte) (p privateData, ok bool) {
 	if _, err := binary.Decode(b, binary.LittleEndian, &p); err != nil || p.Magic != privateMagic {
 		return privateData{}, false
@@ -83,7 +83,7 @@ func parsePrivateData(b []byte) (p privateData, ok bool) {
 	return p, true
 }
 
-// refusals are what rejects mean to the dialer.
+// refusals are the errors that rejects mean to the dialer.
 var refusals = map[refusal]error{
 	refusedResources: unavailable(session.ReasonResources, errors.New("verbs: the peer has no room, in its RLIMIT_MEMLOCK most likely, or makes too many connections")),
 	refusedClosed:    unavailable(session.ReasonNoListener, errors.New("verbs: the peer is closing its listener")),
@@ -94,7 +94,7 @@ var refusals = map[refusal]error{
 	refusedSubnet:    unavailable(session.ReasonPermission, errors.New("verbs: the peer does not serve this address")),
 }
 
-// err is what a reject means to the dialer.
+// err returns the error that a reject means to the dialer.
 func (p privateData) err() error {
 	if p.Version != protocolVersion {
 		return unavailable(session.ReasonVersion, fmt.Errorf("verbs: the peer has version %d, this end %d", p.Version, protocolVersion))

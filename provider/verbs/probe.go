@@ -12,12 +12,12 @@ import (
 	"github.com/sanconn/san/ibv"
 )
 
-// What a device enforces of memory windows cannot be queried: capability flags promise too much
-// or too little. So it is tried, once per process and device, between queue pairs of the device
-// itself, in the background, from its first use on. Until the answer, connections expose memory by
-// registrations, and from then on by windows, those that live already too.
+// What a device enforces of memory windows cannot be queried: capability flags promise too much or too
+// little. So it is tried, once per process and device, between queue pairs that connect the device to
+// itself, in the background from its first use on. Until the result is known, connections expose memory
+// by registrations; from then on, existing connections too, by windows.
 
-// probed are the answers.
+// probed has the results.
 var probed = struct {
 	mu sync.Mutex
 	m  map[string]probeAnswer // by name and GUID. Guarded by mu
@@ -26,15 +26,15 @@ var probed = struct {
 type probeAnswer struct {
 	trusted bool      // windows can be trusted
 	returns bool      // … and a peer's message invalidates them
-	until   time.Time // when an inconclusive answer expires; zero: this one is definite
+	until   time.Time // when an inconclusive result expires; zero: this one is definite
 }
 
-// probeAgain is the least time until a device is probed again after an inconclusive
-// answer; the next connection after that does it.
+// probeAgain is the least time until a device is probed again after an inconclusive result. The next
+// connection after that starts the probe.
 const probeAgain = time.Minute
 
-// probe has the device's endpoints go by what is known of what registering costs and of its windows,
-// or has it measured, and them tried if somebody will use them. Nobody waits for that.
+// probe applies what is known of the device's registrations and windows. What is not known is measured
+// and tried in the background, the windows only if they may be used.
 func (d *device) probe(cfg Config) {
 	d.costs.once.Do(func() { d.waiters.Go(func() { d.costs.measure(d.ctx) }) })
 	if !d.mayHaveWindows(cfg) {
@@ -48,15 +48,15 @@ func (d *device) probe(cfg Config) {
 		d.heed(answer)
 		return
 	}
-	answer.until = now.Add(probeAgain) // which is longer than a probe may take
+	answer.until = now.Add(probeAgain) // longer than a probe may take
 	probed.m[key] = answer
 	d.waiters.Go(d.probeWindows)
 }
 
-// keyOf tells devices apart, however they were opened.
+// keyOf identifies a device, however it was opened.
 func keyOf(ctx *ibv.Context) string { return fmt.Sprintf("%s %#x", ctx.Name, ctx.GUID) }
 
-// heed has the device's endpoints go by an answer. None takes trust back: connections of the
+// heed applies a result to the device's endpoints. No result takes trust back: connections of the
 // shared domain have nothing but windows to keep their peers out.
 func (d *device) heed(answer probeAnswer) {
 	d.returns.CompareAndSwap(false, answer.returns)
@@ -68,12 +68,12 @@ func (d *device) probeWindows() {
 	var answer probeAnswer
 	wrong, err := tryAttempts(d, windowAttempts, 1)
 	switch {
-	case errors.Is(err, errProbeStopped): // whoever uses the device next tries
+	case errors.Is(err, errProbeStopped): // the next user of the device tries again
 		probed.mu.Lock()
 		defer probed.mu.Unlock()
 		delete(probed.m, keyOf(d.ctx))
 		return
-	case errors.Is(err, syscall.EOPNOTSUPP): // definite: no windows, whatever its flags are (bnxt_re)
+	case errors.Is(err, syscall.EOPNOTSUPP): // definite: there are no windows, whatever the flags tell (bnxt_re)
 	case err != nil:
 		answer = probeAnswer{until: began.Add(probeAgain)}
 	default:
@@ -83,14 +83,14 @@ func (d *device) probeWindows() {
 		wrong, err = tryAttempts(d, returnAttempts, 1)
 		answer.returns = err == nil && len(wrong) == 0
 		if errors.Is(err, errProbeStopped) {
-			answer.until = began // whoever uses the device next tries again
+			answer.until = began // the next user of the device tries again
 		}
 	}
 	d.learn(answer)
 }
 
-// learn keeps what a probe has found, for this device and all others that are open of the same:
-// by name and by rdma_cm.
+// learn stores the result of a probe, for this device and every other open one with the same key: a
+// device may be open by name and by rdma_cm.
 func (d *device) learn(answer probeAnswer) {
 	key := keyOf(d.ctx)
 	probed.mu.Lock()
@@ -106,23 +106,23 @@ func (d *device) learn(answer probeAnswer) {
 	}
 }
 
-// windowAttempt is what a peer may try at a window of attemptSize bytes, and
-// whether it is to succeed.
+// windowAttempt is one access that a peer attempts at a window of attemptSize bytes, and whether it
+// should succeed.
 type windowAttempt struct {
 	what    string
-	rights  ibv.Access // that the window gives
+	rights  ibv.Access // of the window
 	op      ibv.Opcode
 	succeed bool
 	off, n  int  // offset from the window's begin, and length
-	foreign bool // by the queue pair of another connection of the domain
+	foreign bool // by the queue pair of another connection in the domain
 	late    bool // after the invalidation
 
-	returned bool // after the invalidation by itself
+	returned bool // after an invalidation by the peer itself
 }
 
-// windowAttempts are what a process pays for in its first second with a device, and the least
-// that connections which share a protection domain rely on. They find all that devices have been
-// seen to lack; the tests make more of them.
+// windowAttempts are the least that connections in a shared domain rely on. A process pays for them in
+// its first second with a device. They find every failure that devices have been seen to have; the
+// tests try more.
 var windowAttempts = []windowAttempt{
 	{what: "reading", rights: ibv.RemoteRead, op: ibv.OpRead, succeed: true, n: attemptSize},
 	{what: "reading past the end", rights: ibv.RemoteRead, op: ibv.OpRead, off: attemptSize - 8, n: 16},
@@ -130,22 +130,22 @@ var windowAttempts = []windowAttempt{
 	{what: "reading after the invalidation", rights: ibv.RemoteRead, op: ibv.OpRead, n: 16, late: true},
 }
 
-// returnAttempts has one after the invalidation by the peer's own message (SEND_WITH_INV),
-// whose completion has to name the key.
+// returnAttempts has an attempt after an invalidation by the peer's own message (SEND_WITH_INV), whose
+// completion must name the key.
 var returnAttempts = []windowAttempt{
 	{what: "reading after its own invalidation", rights: ibv.RemoteRead, op: ibv.OpRead, n: 16, returned: true},
 }
 
 const (
 	attemptSize = 256
-	// probeTime bounds each step of the probe; probeUnused does once the device is no
-	// longer used, as its close waits for the probe. Healthy devices take microseconds.
+	// probeTime bounds each step of the probe, and probeUnused each step once the device is not in use
+	// any more, because its close waits for the probe. Healthy devices take microseconds.
 	probeTime   = 2 * time.Second
 	probeUnused = 100 * time.Millisecond
 )
 
-// tryAttempts returns the attempts that did not end as they should, up to most of them.
-// An error means that the probe was inconclusive.
+// tryAttempts returns the attempts that did not end as they should, up to most of them. An error means
+// that the probe was inconclusive.
 func tryAttempts(d *device, attempts []windowAttempt, most int) (wrong []string, err error) {
 	at, err := d.loopback()
 	if err != nil {
@@ -181,15 +181,15 @@ func tryAttempts(d *device, attempts []windowAttempt, most int) (wrong []string,
 	return wrong, nil
 }
 
-// loopback is a port of the device with addresses of its own.
+// loopback returns a port of the device with its own addresses.
 func (d *device) loopback() (attachment, error) {
 	return d.at(func(p ibv.Port, g ibv.GIDEntry) bool {
 		return p.LinkLayer == ibv.LinkInfiniBand || g.Type == ibv.GIDTypeRoCEv2 && !g.GID.Addr().IsLinkLocalUnicast()
 	})
 }
 
-// windowProbe is two connections of a device to itself: their exposing ends, their
-// reading ends, and a page for both.
+// windowProbe is two connections of a device to itself: the exposing ends, the reading ends, and one
+// page for all.
 type windowProbe struct {
 	pd      *ibv.PD
 	at      attachment
@@ -198,13 +198,13 @@ type windowProbe struct {
 	exposer [2]*ibv.QP
 	reader  [2]*ibv.QP
 	memory  messageMemory
-	mr      *ibv.MR // of it
+	mr      *ibv.MR // of memory
 
-	received ibv.WC // at the exposer
+	received ibv.WC // at the exposing end
 }
 
-// The window is in the middle of the half of memory that is the exposer's; the
-// other half is the reader's.
+// The window is in the middle of the exposing end's half of memory. The other half is the reading
+// end's.
 const (
 	probeMemory = 4096
 	probeWindow = probeMemory / 4
@@ -226,7 +226,7 @@ var (
 	errProbeStopped = errors.New("the device is not used any more")
 )
 
-// expose binds the window, and invalidates it where that comes before the attempt.
+// expose binds the window, and invalidates it if the attempt is to come after that.
 func (p *windowProbe) expose(a *windowAttempt, begin uintptr) (key uint32, err error) {
 	var wr ibv.SendWR
 	wr.ID, wr.Flags = probeBind, ibv.Signaled
@@ -281,14 +281,14 @@ func (p *windowProbe) attempt(a *windowAttempt) (moved bool, err error) {
 	case ibv.RemAccessErr, ibv.RemOpErr, ibv.RemInvReqErr:
 		return changed, nil
 	}
-	return false, status // the path, not the window
+	return false, status // the path has failed, not the window
 }
 
 func (p *windowProbe) open() (err error) {
 	if p.memory, err = newMessageMemory(peerBudget{arena: controlArena()}, probeMemory); err != nil {
 		return err
 	}
-	const as = ibv.LocalWrite | ibv.RelaxedOrdering | ibv.MWBind // as what connections bind windows to
+	const as = ibv.LocalWrite | ibv.RelaxedOrdering | ibv.MWBind // the access with which connections register memory for windows
 	if p.mr, err = p.memory.register(p.pd, p.memory.mem, as); err != nil {
 		return err
 	}
@@ -321,7 +321,7 @@ func (p *windowProbe) connect(a, b *ibv.QP) error {
 	port := p.at.port
 	path := ibv.QPPath{
 		Port: uint8(port.Num), MTU: port.ActiveMTU,
-		ReadsIssued: 1, ReadsServed: 1, Timeout: 14, RetryCount: 3, // 0.3 s
+		ReadsIssued: 1, ReadsServed: 1, Timeout: 14, RetryCount: 3, // the retries take 0.3 s
 		PeerIsOnSubnet: p.at.isOnSubnet(p.at.gids[0].GID),
 	}
 	const peers = ibv.RemoteRead | ibv.RemoteWrite
@@ -348,7 +348,7 @@ func (p *windowProbe) connect(a, b *ibv.QP) error {
 	return nil
 }
 
-// succeed does one work request, which must not fail.
+// succeed performs one work request, which must not fail.
 func (p *windowProbe) succeed(qp *ibv.QP, wr ibv.SendWR) error {
 	status, err := p.do(qp, wr)
 	if err == nil && status != ibv.Success {
@@ -357,7 +357,7 @@ func (p *windowProbe) succeed(qp *ibv.QP, wr ibv.SendWR) error {
 	return err
 }
 
-// do does one work request.
+// do performs one work request.
 func (p *windowProbe) do(qp *ibv.QP, wr ibv.SendWR) (ibv.Status, error) {
 	if _, err := qp.PostSend([]ibv.SendWR{wr}); err != nil {
 		return 0, err
@@ -393,8 +393,7 @@ func (p *windowProbe) do(qp *ibv.QP, wr ibv.SendWR) (ibv.Status, error) {
 	return 0, errProbeTime
 }
 
-// close gives back what there is: the window before its queue pair, and that
-// before the memory.
+// close frees what has been made: the window before its queue pair, and that before the memory.
 func (p *windowProbe) close() {
 	if p.mw != nil {
 		p.mw.Close()

@@ -12,43 +12,43 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// queuePair is a queue pair with its completion queue: what completes, how the connection ends,
-// and who is woken. Send queue, receive queue and remote memory post to it and report failures to it.
+// queuePair is a queue pair with its completion queue. It handles completions, the end of the
+// connection, and wake-ups. Send queue, receive queue and remote post to it, and report failures to it.
 type queuePair struct {
 	qp   *ibv.QP
 	cq   *ibv.CQ
-	cm   *cmID // that connects it; nil: without rdma_cm
+	cm   *cmID // the id that connects it; nil: without rdma_cm
 	user completer
 
 	waker     atomic.Pointer[session.Waker]
 	armed     atomic.Uint32         // session.Events
-	notified  atomic.Bool           // the completion queue will announce its next completion; set with mu held
+	notified  atomic.Bool           // an announcement of the next completion is requested; set with mu held
 	published atomic.Pointer[error] // cause, once Poll has all that came before it
 	watchers  watchers
 
-	mu        sync.Mutex  // guards all below, what is posted and polled, and the state of both queues and remote
-	closed    bool        // by this end: its queues are being destroyed
-	destroyed bool        // qp is, or is about to be
-	cause     error       // why the connection is over; nil while it lives
-	late      *time.Timer // calls user.flushTimedOut when transfers outlast cause
+	mu        sync.Mutex  // guards the fields below, what is posted and polled, and the state of both queues and of remote
+	closed    bool        // this end is destroying its queues
+	destroyed bool        // qp is destroyed, or about to be
+	cause     error       // why the connection is over; or nil
+	late      *time.Timer // calls user.flushTimedOut if transfers outlast cause
 	wcs       [32]ibv.WC
-	reaping   bool // reapLocked runs: wcs is in use
-	dry       bool // the last poll found nothing
+	reaping   bool // reapLocked is running, and uses wcs
+	dry       bool // the last poll found no completion
 }
 
-// completer is what a queue pair is for.
+// completer handles a queue pair's completions.
 type completer interface {
-	// completedLocked takes a completion. It reports a failure by failLocked.
+	// completedLocked handles a completion. It reports a failure by failLocked.
 	completedLocked(*ibv.WC)
-	// transfersLocked is how many transfers to and from memory of this end are under way.
+	// transfersLocked returns how many transfers to and from memory of this end are in progress.
 	transfersLocked() int
-	// flushTimedOut ends transfers whose completions did not come within flushTime, and
-	// publishes the end.
+	// flushTimedOut ends transfers whose completions did not come within flushTime, and publishes the
+	// end.
 	flushTimedOut()
 }
 
-// A work request's ID is its kind in the top byte, and below it a count of its
-// kind or the number of its buffer.
+// A work request's ID has its kind in the top byte. Below is a count of this kind, or the number of its
+// buffer.
 const (
 	kindShift  = 56
 	kindSend   = uint64(1) << kindShift
@@ -57,7 +57,7 @@ const (
 	kindRecv   = uint64(4) << kindShift
 	kindBind   = uint64(5) << kindShift
 	kindUnbind = uint64(6) << kindShift
-	kindPart   = uint64(7) << kindShift // of a transfer, but for its end
+	kindPart   = uint64(7) << kindShift // of a transfer, except for its last part
 	kindMask   = uint64(0xff) << kindShift
 )
 
@@ -70,7 +70,8 @@ func (q *queuePair) over() bool {
 	return q.overLocked()
 }
 
-// reported returns why the connection is over, once Poll has all that came before; nil until then.
+// reported returns why the connection is over, once Poll has all that came before the end; until then
+// nil.
 func (q *queuePair) reported() error {
 	if p := q.published.Load(); p != nil {
 		return *p
@@ -84,11 +85,11 @@ func (q *queuePair) wake(ev session.Events) {
 	}
 }
 
-// failLocked records why the connection is over. Completions that have come are taken first, as
-// one of them may give an earlier reason. It is reported once no RDMA read or write of
-// this end is under way: by then Poll has the completions of all that was flushed.
+// failLocked records why the connection is over. It reaps completions first, because one of them may
+// give an earlier reason. The end is published when no RDMA read or write of this end is in progress:
+// then Poll has the completions of all that was flushed.
 func (q *queuePair) failLocked(err error) {
-	if q.reaping { // drainLocked goes on, and publishes
+	if q.reaping { // drainLocked continues, and publishes
 		q.cause = cmp.Or(q.cause, err)
 		return
 	}
@@ -97,8 +98,7 @@ func (q *queuePair) failLocked(err error) {
 	q.publishFlushedLocked()
 }
 
-// flushTime bounds how long a connection that has failed waits for the
-// completions of what it had posted.
+// flushTime bounds how long a failed connection waits for the completions of what it had posted.
 const flushTime = time.Second
 
 // fail ends the connection and the peer's access, for callers that do not hold mu.
@@ -111,14 +111,14 @@ func (q *queuePair) fail(err error) {
 	}
 }
 
-// disconnectGrace is how long a peer's messages may come behind its end, which rdma_cm or TCP
-// reports. Their acknowledgements came before it, but a device acknowledges what it has yet
-// to complete: microseconds, longer where the processors are busy (hwsim's is a thread). It
-// is a variable for tests.
+// disconnectGrace is how long completions of a peer's messages may come after its end was reported by
+// rdma_cm or TCP. The messages were acknowledged before that, but a device completes a message after it
+// has acknowledged it: microseconds after, longer if the processors are busy (hwsim's device is a
+// thread). It is a variable for tests.
 var disconnectGrace = 100 * time.Millisecond
 
-// hangUp ends the connection and the peer's access behind the peer's last message, and then
-// calls disconnect. It does not block.
+// hangUp ends the connection and the peer's access after the peer's last message, and then calls
+// disconnect. It does not block.
 func (q *queuePair) hangUp(err error, disconnect func()) {
 	end := func() {
 		q.fail(err)
@@ -131,11 +131,11 @@ func (q *queuePair) hangUp(err error, disconnect func()) {
 	if over {
 		end()
 	} else {
-		time.AfterFunc(disconnectGrace, end) // without effect on an endpoint that has ended
+		time.AfterFunc(disconnectGrace, end) // has no effect on an endpoint that has ended
 	}
 }
 
-// close keeps events of the device from the queues, which are about to be freed.
+// close keeps the device's events from the queues, which are about to be freed.
 func (q *queuePair) close(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -143,15 +143,15 @@ func (q *queuePair) close(err error) {
 	q.cause = cmp.Or(q.cause, err)
 }
 
-// toErrorLocked brings the queue pair into the error state: the work requests that were posted
-// are flushed, and the peer's access ends.
+// toErrorLocked puts the queue pair into the error state: posted work requests are flushed, and the
+// peer's access ends.
 func (q *queuePair) toErrorLocked() {
 	if !q.destroyed {
 		q.qp.Modify(ibv.QPAttr{State: ibv.QPError}, ibv.MaskState)
 	}
 }
 
-// publishFlushedLocked publishes the end, or waits for the transfers under way.
+// publishFlushedLocked publishes the end, or waits for the transfers in progress.
 func (q *queuePair) publishFlushedLocked() {
 	switch {
 	case q.cause == nil || q.published.Load() != nil:
@@ -165,7 +165,7 @@ func (q *queuePair) publishFlushedLocked() {
 	}
 }
 
-// publish has reported return why the connection is over, if it is.
+// publish makes reported return why the connection is over, if it is.
 func (q *queuePair) publish() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -174,7 +174,7 @@ func (q *queuePair) publish() {
 	}
 }
 
-// publishLocked has reported return the end, and wakes everybody.
+// publishLocked makes reported return the end, and wakes everybody.
 func (q *queuePair) publishLocked() {
 	err := q.cause
 	if !q.published.CompareAndSwap(nil, &err) {
@@ -187,12 +187,12 @@ func (q *queuePair) publishLocked() {
 	q.watchers.alert()
 }
 
-// deviceError is an error of the device that ends the connection. The device's errno is
-// kept as text only, and replaced by ECONNRESET, which programs look for (siw fails with
-// ENOTCONN when posting to a queue pair whose peer has gone).
+// deviceError returns the error for a failure of the device, which ends the connection. The device's
+// errno is only in the text. Programs look for ECONNRESET instead (siw fails with ENOTCONN when posting
+// to a queue pair whose peer has gone).
 func deviceError(err error) error { return fmt.Errorf("%v: %w", err, syscall.ECONNRESET) }
 
-// statusError is how a work request that failed ends the connection.
+// statusError returns the error by which a failed work request ends the connection.
 func statusError(wc *ibv.WC) error {
 	errno := syscall.ECONNRESET
 	if wc.Status == ibv.RetryExcErr || wc.Status == ibv.RespTimeoutErr {

@@ -8,33 +8,33 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// receiveQueue receives messages. Each receive buffer is posted, or has a message that Poll has
-// yet to take (arrived) or that the session has (last, kept), or waits to be posted again together
+// receiveQueue receives messages. Each receive buffer is posted; or has a message that Poll has not
+// returned yet (arrived), or that the session has (last, kept); or waits to be posted again together
 // with others (repost).
 type receiveQueue struct {
 	q       *queuePair
-	windows *windows // which messages may invalidate
+	windows *windows // those that messages may invalidate
 	mem     []byte
 	mr      *ibv.MR
-	size    int // of a buffer, bytes
-	count   int // of buffers
+	size    int // of a buffer, in bytes
+	count   int // number of buffers
 	iwarp   bool
 
-	dropped bool // last was dropped; guarded by the session, as Poll is
+	dropped bool // last was dropped; guarded by the session, like Poll
 
-	// The rest is guarded by mu of q.
+	// The fields below are guarded by mu of q.
 	arrived fifo[arrival]
-	last    arrival // n is 0: none
+	last    arrival // n is 0 if there is none
 	kept    fifo[arrival]
 	repost  []int                   // buffers, up to repostBatch
-	batch   [repostBatch]ibv.RecvWR // of postLocked: what C is given lives in the heap
-	any     bool                    // something has come
+	batch   [repostBatch]ibv.RecvWR // for postLocked; what is passed to C must be in the heap
+	any     bool                    // a message has come
 }
 
 // arrival is a message in a buffer.
 type arrival struct {
 	buffer int
-	n      int // bytes
+	n      int // in bytes
 }
 
 func (r *receiveQueue) open(q *queuePair, ws *windows, cfg Config, iwarp bool, mem []byte, mr *ibv.MR) {
@@ -53,7 +53,7 @@ func (r *receiveQueue) workRequest(number int) ibv.RecvWR {
 	return ibv.RecvWR{ID: kindRecv | uint64(number), SGE: at}
 }
 
-// postAll posts every buffer, before the peer can send.
+// postAll posts all buffers, before the peer can send.
 func (r *receiveQueue) postAll() error {
 	wrs := make([]ibv.RecvWR, r.count)
 	for i := range wrs {
@@ -63,12 +63,12 @@ func (r *receiveQueue) postAll() error {
 	return err
 }
 
-// receivedLocked takes a message, or notes how receiving ended.
+// receivedLocked handles a received message, or the failure of a receive.
 func (r *receiveQueue) receivedLocked(wc *ibv.WC) {
 	if wc.Status != ibv.Success {
-		return // the queue pair has ended, for a reason that failLocked gets
+		return // the queue pair has ended, for a reason that failLocked is told
 	}
-	if r.q.reported() != nil { // which was all (session.Endpoint's contract): it comes too late
+	if r.q.reported() != nil { // after the end no message may be returned (session.Endpoint)
 		return
 	}
 	a := arrival{buffer: int(wc.ID &^ kindMask), n: int(wc.ByteLen)}
@@ -76,11 +76,11 @@ func (r *receiveQueue) receivedLocked(wc *ibv.WC) {
 	r.any = true
 	switch {
 	case wc.Opcode != ibv.WCRecv || wc.Flags&ibv.WCWithImm != 0 || a.n > r.size:
-		// An RDMA write with immediate data takes a receive too. Its length is that
-		// of what was written elsewhere, and nothing is in the buffer.
+		// An RDMA write with immediate data also takes a receive. Its length is that of the bytes that
+		// were written elsewhere, and nothing is in the buffer.
 		r.q.failLocked(fmt.Errorf("verbs: the peer has sent what is no message (opcode %d, %d bytes): %w", wc.Opcode, a.n, syscall.ECONNRESET))
 	case wc.Flags&ibv.WCWithInv != 0 && !r.windows.returnedLocked(wc.InvKey):
-		// No peer of ours does that. The key's window must not be invalidated again.
+		// No peer with this library does that. The window of this key must not be invalidated again.
 		r.q.failLocked(fmt.Errorf("verbs: the peer has invalidated a key: %w", syscall.ECONNRESET))
 	case a.n > 0:
 		r.arrived.push(a)
@@ -93,7 +93,7 @@ func (r *receiveQueue) receivedLocked(wc *ibv.WC) {
 
 func (r *receiveQueue) message(a arrival) []byte { return r.buffer(a.buffer)[:a.n:a.n] }
 
-// finishLastLocked posts the buffer of the last message again, if that was dropped.
+// finishLastLocked posts the buffer of the last message again, if the message was dropped.
 func (r *receiveQueue) finishLastLocked() {
 	if !r.dropped {
 		return
@@ -105,13 +105,13 @@ func (r *receiveQueue) finishLastLocked() {
 	}
 }
 
-// nextLocked takes the next message that has arrived.
+// nextLocked returns the next message that has arrived.
 func (r *receiveQueue) nextLocked(ev *session.Event) {
 	r.last = r.arrived.pop()
 	*ev = session.Event{Kind: session.Message, Msg: r.message(r.last), Last: r.arrived.n == 0}
 }
 
-// againLocked posts a buffer again, together with others.
+// againLocked queues a buffer to be posted again, together with others.
 func (r *receiveQueue) againLocked(a arrival) {
 	r.repost = append(r.repost, a.buffer)
 	if len(r.repost) == repostBatch {
@@ -119,7 +119,7 @@ func (r *receiveQueue) againLocked(a arrival) {
 	}
 }
 
-// postSomeLocked posts what waits for it, now that there is time; but not each single
+// postSomeLocked posts waiting buffers at a time when nothing else is urgent, but not for each single
 // buffer.
 func (r *receiveQueue) postSomeLocked() {
 	if len(r.repost) >= repostBatch/2 {
@@ -127,7 +127,7 @@ func (r *receiveQueue) postSomeLocked() {
 	}
 }
 
-// postLocked posts what waits for it.
+// postLocked posts the waiting buffers.
 func (r *receiveQueue) postLocked() {
 	wrs := r.batch[:len(r.repost)]
 	for i, number := range r.repost {

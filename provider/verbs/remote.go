@@ -13,10 +13,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// remote is access to remote memory, in both directions; it implements session.Memory.
-// An exposure is a window on a cached registration (window.go) or a registration of its
-// own, exact in range and rights; deregistering is what takes that back. The memory of
-// Reads and Writes at this end is registered by the cache.
+// remote is access to remote memory, in both directions; it implements session.Memory. An exposure is a
+// window on a cached registration (window.go), or a registration of its own, exact in range and rights,
+// which is deregistered to revoke it. The cache registers the memory of Reads and Writes at this end.
 type remote struct {
 	q         *queuePair
 	send      *sendQueue
@@ -26,24 +25,24 @@ type remote struct {
 	maxExpose int            // bytes of one exposure
 	maxRDMA   int            // bytes of one Read or Write
 
-	// use is read-locked by Expose, Revoke, Read and Write while they hold memory of
-	// the domain: the endpoint's end waits for those that began before it.
+	// use is read-locked by Expose, Revoke, Read and Write while they use memory of the domain: the
+	// endpoint's end waits for calls that began before it.
 	use sync.RWMutex
 
-	// Guarded by mu of q.
+	// Guarded by mu of q:
 	reads, writes fifo[transfer] // posted, in order
 	done          fifo[transfer] // completed, for Poll
-	wr            [2]ibv.SendWR  // the second, if one takes two (quirks.go)
+	wr            [2]ibv.SendWR  // wr[1] is used if a transfer takes two requests (quirks.go)
 
 	exposures struct {
 		mu sync.Mutex
-		m  map[uint64]exposure // by key; nil after the end. Guarded by mu
+		m  map[uint64]exposure // by key; nil after the end; guarded by mu
 	}
 	windows windows
 	allocs  regcache.Lent
 }
 
-// exposure is memory that the peer may reach.
+// exposure is memory that the peer may access.
 type exposure struct {
 	region *regcache.Region
 	window *window // nil: by the region's own key
@@ -54,7 +53,7 @@ type transfer struct {
 	kind   session.EventKind
 	id     uint32
 	err    error
-	region *regcache.Region // of the memory at this end
+	region *regcache.Region // the memory at this end
 }
 
 func (r *remote) open(cfg Config, dev *device, dom *domain) {
@@ -68,11 +67,11 @@ func (r *remote) open(cfg Config, dev *device, dom *domain) {
 	r.windows = windows{q: r.q, pd: dom.pd, may: dev.mayHaveWindows(cfg), trust: &dev.windows}
 }
 
-// sends is how many work requests may be in the send queue.
+// sends returns how many work requests may be in the send queue.
 func (r *remote) sends() int {
 	n := r.dev.partsOfTransfer() * (maxReads + maxWrites)
 	if r.windows.may {
-		n += 2 * maxWindows // a bind and an invalidation each
+		n += 2 * maxWindows // a bind and an invalidation for each
 	}
 	return n
 }
@@ -101,8 +100,8 @@ func (r *remote) Expose(b []byte, rights session.Rights) (session.Descriptor, er
 func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure, err error) {
 	if r.windows.on() {
 		key, x, err = r.exposeByWindow(b, rights)
-		// In a domain that is shared a registration's key would serve any peer:
-		// its bytes go by messages.
+		// In a shared domain a registration's key would serve any connection's peer. So the bytes go by
+		// messages.
 		if !errors.Is(err, errNoWindow) || r.dom.shared {
 			return key, x, err
 		}
@@ -121,10 +120,10 @@ func (r *remote) expose(b []byte, rights session.Rights) (key uint32, x exposure
 	return region.RKey(), exposure{region: region}, nil
 }
 
-// PaysToOffer implements session.Memory: an offer takes no longer than a copy, and the cache has b, or
-// will keep it, as it has come so often that the copies have cost what registering it costs. Without
-// windows it is registered each time as well, for the peer, which has to cost no more than the copy
-// that it spares.
+// PaysToOffer implements session.Memory. It returns true if an offer takes no longer than a copy, and b
+// is cached already or will stay cached, because copies of it have cost as much as registering it.
+// Without windows each offer takes a registration for the peer as well, which must cost no more than
+// the copy that it replaces.
 func (r *remote) PaysToOffer(b []byte) (bool, error) {
 	if !r.dev.costs.offerPays(len(b)) {
 		return false, nil
@@ -139,13 +138,13 @@ func (r *remote) PaysToOffer(b []byte) (bool, error) {
 	return r.dom.cache.Worth(b, local, r.dev.costs.copiesBefore())
 }
 
-// PaysToFill implements session.Memory, as PaysToOffer.
+// PaysToFill implements session.Memory, like PaysToOffer.
 func (r *remote) PaysToFill(b []byte) (bool, error) {
 	return r.dom.cache.Worth(b, regcache.LocalWrite, r.dev.costs.copiesBefore())
 }
 
-// CommitReturn implements session.Memory: the peer's device invalidates its window with the
-// message, if this one can tell it so.
+// CommitReturn implements session.Memory: the peer's device invalidates the peer's window with the
+// message, if this device can send that.
 func (r *remote) CommitReturn(n int, from session.Descriptor) {
 	var returns uint32
 	if r.dev.returns.Load() && from.Key <= math.MaxUint32 {
@@ -154,9 +153,8 @@ func (r *remote) CommitReturn(n int, from session.Descriptor) {
 	r.send.commit(&r.send.control, n, returns)
 }
 
-// Revoke implements session.Memory. It blocks until the memory is invalidated, for
-// at most 5 s (revokeTime), or deregistered, about a millisecond in the middle of a
-// transfer.
+// Revoke implements session.Memory. It blocks until the memory is invalidated, at most 5 s
+// (revokeTime), or deregistered, which takes about a millisecond during a transfer.
 func (r *remote) Revoke(d session.Descriptor) {
 	r.use.RLock()
 	defer r.use.RUnlock()
@@ -171,7 +169,7 @@ func (r *remote) Revoke(d session.Descriptor) {
 		r.windows.unbind(x.window)
 	}
 	if err := x.region.Release(); err != nil {
-		// The peer may still have access: only the end of the queue pair ends it.
+		// The peer may still have access, which ends only with the queue pair.
 		r.q.fail(deviceError(err))
 	}
 }
@@ -209,8 +207,8 @@ func (r *remote) startTransfer(q *fifo[transfer], t transfer, b []byte, d sessio
 	return nil
 }
 
-// room reports why nothing can be posted: before the memory is registered, which would
-// be in vain.
+// room returns why nothing can be posted. It is called before the memory is registered, which would be
+// in vain.
 func (r *remote) room(q *fifo[transfer]) error {
 	r.q.mu.Lock()
 	defer r.q.mu.Unlock()
@@ -220,7 +218,7 @@ func (r *remote) room(q *fifo[transfer]) error {
 	return r.roomLocked(q)
 }
 
-// roomLocked counts what is done, too: done has to hold it all.
+// roomLocked also counts completed transfers, as done must have room for all.
 func (r *remote) roomLocked(q *fifo[transfer]) error {
 	switch {
 	case r.q.overLocked():
@@ -231,7 +229,7 @@ func (r *remote) roomLocked(q *fifo[transfer]) error {
 	return nil
 }
 
-// post posts a transfer, as two work requests where the device needs that.
+// post posts a transfer, as two work requests if the device needs that.
 func (r *remote) post(q *fifo[transfer], t transfer, b []byte, d session.Descriptor, off int) error {
 	wr := ibv.SendWR{
 		ID: kindWrite, Opcode: ibv.OpWrite, Flags: ibv.Signaled,
@@ -259,7 +257,7 @@ func (r *remote) post(q *fifo[transfer], t transfer, b []byte, d session.Descrip
 	switch {
 	case n > 0:
 		q.push(t)
-		if err != nil { // the device has a part, and the memory until the queue pair goes
+		if err != nil { // the device has the first request, and the memory, until the queue pair is destroyed
 			r.q.failLocked(deviceError(err))
 		}
 		return nil
@@ -269,8 +267,8 @@ func (r *remote) post(q *fifo[transfer], t transfer, b []byte, d session.Descrip
 	return err
 }
 
-// split makes two work requests of the first: one for its first bytes, without a
-// completion, and one for the rest.
+// split splits the first work request into two: one for its first bytes, without a completion, and one
+// for the rest.
 func split(wrs []ibv.SendWR, first uint32) {
 	wrs[1] = wrs[0]
 	part, rest := &wrs[0], &wrs[1]
@@ -294,17 +292,17 @@ func (r *remote) transferredLocked(wc *ibv.WC, q *fifo[transfer]) {
 }
 
 const (
-	// freely is how many bytes Alloc gives as long as there are any: a session fetches
-	// ahead in pieces of that size.
+	// freely is how many bytes Alloc gives as long as any are left: a session fetches ahead in pieces
+	// of that size.
 	freely = 256 << 10
-	// Above, it gives at most 1/arenaShare of what is left: the first connections that
-	// send much must not leave later ones without an inbox. Those get smaller ones,
-	// eighty in 64 MiB, and four hundred of 1 MiB and more in 1 GiB.
+	// Above that, Alloc gives at most 1/arenaShare of what is left, so that the first connections that
+	// send much leave an inbox for later ones. Later ones get smaller pieces: eighty in 64 MiB; in 1
+	// GiB four hundred of 1 MiB or more.
 	arenaShare = 16
 )
 
-// Alloc implements session.Memory: memory of the process's arena, which is cached from its first
-// use on.
+// Alloc implements session.Memory. The memory is of the process's arena, and cached from its first use
+// on.
 func (r *remote) Alloc(n int) []byte {
 	arena := regcache.DefaultArena()
 	if n > freely && int64(n) > arena.Left()/arenaShare {
@@ -320,7 +318,7 @@ func (r *remote) Alloc(n int) []byte {
 // Free implements session.Memory.
 func (r *remote) Free(b []byte) { r.allocs.Put(b) }
 
-// abandonLocked ends all that is under way.
+// abandonLocked ends all transfers in progress.
 func (r *remote) abandonLocked(why error) {
 	for _, q := range []*fifo[transfer]{&r.reads, &r.writes} {
 		for q.n > 0 {
@@ -331,8 +329,8 @@ func (r *remote) abandonLocked(why error) {
 	}
 }
 
-// close takes back what transfers and the peer have of the domain. The queue pair has
-// gone; what had begun before ends first.
+// close ends this endpoint's and the peer's use of memory in the domain. The queue pair is destroyed.
+// Calls in progress end first.
 func (r *remote) close() {
 	r.q.mu.Lock()
 	r.abandonLocked(nil)
@@ -345,9 +343,9 @@ func (r *remote) close() {
 	r.revokeAll()
 }
 
-// revokeAll takes back what is exposed. The endpoint is gone.
+// revokeAll revokes all exposures. The endpoint has ended.
 func (r *remote) revokeAll() {
-	r.use.Lock() // earlier Revokes have released what they took out; later ones find nothing
+	r.use.Lock() // earlier Revokes have released their exposures; later ones find none
 	defer r.use.Unlock()
 	r.exposures.mu.Lock()
 	exposed := r.exposures.m
@@ -358,7 +356,6 @@ func (r *remote) revokeAll() {
 	}
 }
 
-// addressOf is the address of a slice's memory, as the device gets it. The
-// memory is an arena's, which is not the Go heap's, or is kept alive and
-// unmoved by a registration that holds it.
+// addressOf returns the address of a slice's memory, for the device. The memory belongs to an arena,
+// which is outside the Go heap, or is kept alive and in place by the holder of a registration.
 func addressOf(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }

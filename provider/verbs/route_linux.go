@@ -22,26 +22,25 @@ import (
 	"github.com/sanconn/san/internal/rdmalink"
 )
 
-// rdmaDevices remembers which network interfaces have an RDMA device. Finding out reads
+// rdmaDevices remembers which network interfaces have an RDMA device. To find that out takes reading
 // some hundreds of files in sysfs for each device, however many interfaces there are.
 var rdmaDevices struct {
 	mu    sync.Mutex
 	at    time.Time         // guarded by mu
-	names map[string]string // by interface. Guarded by mu
+	names map[string]string // by interface; guarded by mu
 }
 
 // deviceAge is how long rdmaDevices is valid.
 const deviceAge = 2 * time.Second
 
-// DeviceOf is the name of the RDMA device of a network interface, "" if it has
-// none.
+// DeviceOf returns the name of the RDMA device of a network interface, or "" if it has none.
 func DeviceOf(netdev string) string {
 	devices, _ := devicesByInterface()
 	return devices[netdev]
 }
 
-// devicesByInterface is what DeviceOf returns for all interfaces. With an error those that are not
-// among them may have one. It is not changed any more.
+// devicesByInterface returns what DeviceOf returns for all interfaces. If there is an error, interfaces
+// that are not in the map may have a device. The map must not be changed.
 func devicesByInterface() (names map[string]string, err error) {
 	if rdmalink.Simulated != nil {
 		return rdmalink.Simulated, nil
@@ -57,24 +56,24 @@ func devicesByInterface() (names map[string]string, err error) {
 		return err
 	})
 	if err == nil {
-		r.names, r.at = names, time.Now() // it may have taken longer than the age
+		r.names, r.at = names, time.Now() // the search may have taken longer than deviceAge
 	}
 	return names, err
 }
 
-// devicesOf goes by the interfaces of the GIDs on Ethernet, and on InfiniBand by rdmamap,
-// which knows the device's GUID, and by the ports' GIDs, as ports may have GUIDs of their own.
-// Of an iWARP device's one GID, which is the hardware address, kernels before 6.6 do not show
-// the interface. rdmamap would read all GIDs for each interface, and nodes of containers have
-// hundreds: so they are not even listed where each port's first GID has shown one.
+// devicesOf decides on Ethernet by the interfaces of the GIDs; on InfiniBand by rdmamap, which knows
+// the device's GUID, and by the ports' GIDs, because ports may have GUIDs of their own. An iWARP device
+// has one GID, its hardware address; kernels before 6.6 do not show its interface. rdmamap would read
+// all GIDs for each interface, of which nodes of containers have hundreds. So it is not used if the
+// first GID of each port has an interface.
 func devicesOf(list func() ([]net.Interface, error), sysfs string) (names map[string]string, err error) {
 	names = make(map[string]string)
 	gids, all := make(map[ibv.GID]string), true
 	for _, port := range glob(sysfs, "*", "ports", "*") {
 		device := filepath.Base(filepath.Dir(filepath.Dir(port)))
-		named := false // the first GID's interface is
+		named := false // the first GID's interface was found
 		for _, file := range glob(port, "gid_attrs", "ndevs", "*") {
-			if netdev := contents(file); netdev != "" { // GIDs that are not in use have none
+			if netdev := contents(file); netdev != "" { // unused GIDs have none
 				names[netdev] = cmp.Or(names[netdev], device)
 				named = named || filepath.Base(file) == "0"
 			}
@@ -110,29 +109,29 @@ func devicesOf(list func() ([]net.Interface, error), sysfs string) (names map[st
 	return names, err
 }
 
-const macLen = 6 // of Ethernet
+const macLen = 6 // length of a hardware address on Ethernet
 
 func glob(path ...string) []string {
 	files, _ := filepath.Glob(filepath.Join(path...))
 	return files
 }
 
-// contents of a file of sysfs; "": it cannot be read.
+// contents returns the contents of a file in sysfs, or "" if it cannot be read.
 func contents(file string) string {
 	b, _ := os.ReadFile(file)
 	return strings.TrimSpace(string(b))
 }
 
-// Route is what decides, besides the destination, by which interface a socket's packets
-// leave. Hosts with several rails set this up by source rules, marks and VRFs.
+// Route is what decides, besides the destination, by which interface a socket's packets leave. Hosts
+// with several rails set this up by source rules, marks and VRFs.
 type Route struct {
 	Source    netip.Addr // the local address; zero: not bound
-	Interface string     // SO_BINDTODEVICE, which may be a VRF's; "": not bound
+	Interface string     // SO_BINDTODEVICE, perhaps a VRF; "": not bound
 	Mark      uint32     // SO_MARK
 }
 
-// ServedBy is the RDMA device of the interface by which a socket's route to dst leaves
-// (rule C3), or why there is none. The kernel's answer takes microseconds.
+// ServedBy returns the RDMA device of the interface by which a socket's route to dst leaves (rule C3),
+// or why there is none. The kernel's answer takes microseconds.
 func ServedBy(dst netip.Addr, from Route, cfg Config) (device string, err error) {
 	cfg = cfg.withDefaults()
 	dst = dst.Unmap()
@@ -157,7 +156,7 @@ func ServedBy(dst netip.Addr, from Route, cfg Config) (device string, err error)
 	return device, nil
 }
 
-// leavesBy is the interface of the route to dst.
+// leavesBy returns the interface of the route to dst.
 func (r Route) leavesBy(dst netip.Addr) (string, error) {
 	if zone := dst.Zone(); zone != "" {
 		return zone, nil
@@ -182,15 +181,15 @@ func (r Route) leavesBy(dst netip.Addr) (string, error) {
 
 var errNoDevice = errors.New("verbs: this host has no RDMA device")
 
-// HaveDevices reports whether this host has an RDMA device, or that cannot be looked up, as
-// without descriptors. It is the quick answer where there is none.
+// HaveDevices reports whether this host has an RDMA device, or that cannot be determined, as without
+// descriptors. It is fast if there is none.
 func HaveDevices() bool {
 	devices, err := os.ReadDir(rdmamap.RdmaClassDir)
 	return len(rdmalink.Simulated)+len(devices) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 
-// servedAddresses are the addresses of this host that belong to an RDMA device,
-// of the families that the unspecified address within stands for.
+// servedAddresses returns this host's addresses that belong to an RDMA device, of the families that the
+// unspecified address within stands for.
 func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr, err error) {
 	if !HaveDevices() {
 		return nil, nil
@@ -199,10 +198,10 @@ func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr, err err
 	if err != nil {
 		return nil, err
 	}
-	up := make(map[int]string) // their interfaces, by index
+	up := make(map[int]string) // the interfaces of these addresses, by index
 	for name := range devices {
 		switch ifi, err := interfaceByName(name); {
-		case errors.As(err, new(netlink.LinkNotFoundError)): // it has gone
+		case errors.As(err, new(netlink.LinkNotFoundError)): // the interface has gone
 		case err != nil:
 			return nil, err
 		case ifi.Flags&net.FlagUp != 0 && (ifi.Flags&net.FlagLoopback == 0 || rdmalink.Loopback()):
@@ -210,7 +209,7 @@ func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr, err err
 		}
 	}
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // by a change, of which watchAddresses tells
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // a change has interrupted the list; watchAddresses reports it
 		return nil, err
 	}
 	for _, a := range addrs {
@@ -227,8 +226,7 @@ func servedAddresses(within netip.Addr, v6only bool) (list []netip.Addr, err err
 	return list, cannotLook()
 }
 
-// watchAddresses sends after addresses or interfaces have come or gone, until
-// ctx ends.
+// watchAddresses sends after addresses or interfaces have come or gone, until ctx ends.
 func watchAddresses(ctx context.Context) (<-chan struct{}, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -246,7 +244,7 @@ func watchAddresses(ctx context.Context) (<-chan struct{}, error) {
 		defer close(changed)
 		buf := make([]byte, 16<<10)
 		for {
-			// Its content does not matter, nor that some of it was lost (ENOBUFS).
+			// The content does not matter, nor does it that some messages were lost (ENOBUFS).
 			if _, err := socket.Read(buf); err != nil && !errors.Is(err, unix.ENOBUFS) {
 				return
 			}

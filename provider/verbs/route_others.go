@@ -7,7 +7,7 @@ import (
 	"net/netip"
 )
 
-// DeviceOf is the name of the RDMA device of a network interface: none here.
+// DeviceOf returns "": there are no RDMA devices on this system.
 func DeviceOf(string) string { return "" }
 
 func devicesByInterface() (map[string]string, error) { return nil, nil }

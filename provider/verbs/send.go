@@ -5,28 +5,28 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// sendQueue sends messages. Data leaves from a ring of bytes, control messages from slots of
-// their own, so that data cannot take their room. A message that fits the device's inline limit
-// is copied when it is posted, so that its place is free again at once: there are two such
-// places behind ring and slots, one for data and one for control. One work request in
-// signalEvery is signaled: its completion frees the room of all up to it.
+// sendQueue sends messages. Data leaves from a ring of bytes; control messages leave from slots, so
+// that data cannot take their room. A message within the device's inline limit is copied when it is
+// posted, so its place is free again at once: there are two such places after the ring and the slots,
+// one for data and one for control. One in signalEvery work requests is signaled. Its completion frees
+// the room of all messages up to it.
 type sendQueue struct {
 	q            *queuePair
 	mem          []byte // ring, slots and inline messages
 	mr           *ibv.MR
-	ringSize     int  // bytes
-	inline       int  // bytes
-	alwaysSignal bool // each message that is not inline is signaled: see open
+	ringSize     int  // in bytes
+	inline       int  // in bytes
+	alwaysSignal bool // signal each message that is not inline: see open
 
-	// The rest is guarded by mu of q.
-	head, tail      uint64 // of the ring, bytes since the beginning
+	// The fields below are guarded by mu of q.
+	head, tail      uint64 // of the ring, in bytes since the beginning
 	slots           int    // control slots in use
 	nextSlot        int
-	posted          uint64 // messages
-	sentUpTo        uint64 // messages known to have left
+	posted          uint64 // number of messages
+	sentUpTo        uint64 // number of messages known to have left
 	used            fifo[sendRecord]
-	unsignaled      int // messages since the last that was signaled
-	unsignaledBytes int // bytes of the ring that they use
+	unsignaled      int // messages since the last signaled one
+	unsignaledBytes int // bytes of the ring that these use
 
 	data    reservation
 	control reservation
@@ -34,37 +34,37 @@ type sendQueue struct {
 	wr [1]ibv.SendWR
 }
 
-// reservation is room for a message that was not committed yet.
+// reservation is room for a message that is not committed yet.
 type reservation struct {
-	room   []byte // nil: there is none
+	room   []byte // nil: none
 	at     int    // its place in the send region
-	skip   int    // bytes left unused at the ring's end before it
+	skip   int    // unused bytes at the ring's end before it
 	inSlot bool
 }
 
-// sendRecord is what a message that was posted occupies, if it occupies anything.
+// sendRecord is the room that a posted message occupies, if any.
 type sendRecord struct {
 	message uint64 // its number
-	ring    int    // bytes
+	ring    int    // in bytes
 	slot    bool
 }
 
 const (
-	// controlSlots of session.MaxControl bytes each: twice the reserve, as
-	// they come free in groups.
+	// controlSlots slots of session.MaxControl bytes: twice the reserve, because they become free in
+	// groups.
 	controlSlots = 2 * session.ControlReserve
-	// signalEvery: often enough that control slots and a quarter of the ring
-	// suffice until the next completion.
+	// signalEvery: often enough that control slots and a quarter of the ring suffice until the next
+	// completion.
 	signalEvery = 8
 	// cacheLine aligns messages in the ring.
 	cacheLine = 64
-	// maxInline is the longest message in bytes that is copied when it is posted. With it
-	// a send takes 448 bytes of mlx5's queue; see maxSends.
+	// maxInline is the size in bytes of the longest message that is copied when it is posted. With it a
+	// send takes 448 bytes of mlx5's queue; see maxSends.
 	maxInline = 224
 )
 
-// open takes the memory that messages are sent from. On iWARP a completion means that TCP has the
-// bytes; without one siw has TCP send from our pages (use_sendpage in sw/siw/siw_qp_tx.c).
+// open takes over the memory that messages are sent from. On iWARP a completion means that TCP has the
+// bytes. Without a completion siw may still send from this memory (use_sendpage in sw/siw/siw_qp_tx.c).
 func (s *sendQueue) open(q *queuePair, cfg Config, iwarp bool, mem []byte, mr *ibv.MR) {
 	s.q, s.mem, s.mr = q, mem, mr
 	s.ringSize = cfg.sendBuffer
@@ -72,14 +72,14 @@ func (s *sendQueue) open(q *queuePair, cfg Config, iwarp bool, mem []byte, mr *i
 	s.used = newFIFO[sendRecord](maxSends)
 }
 
-// slotAt and inlineAt are places in the send region, behind the ring.
+// slotAt and inlineAt return offsets in the send region, after the ring.
 func (s *sendQueue) slotAt(n int) int { return s.ringSize + n*session.MaxControl }
 func (s *sendQueue) inlineAt() int    { return s.slotAt(controlSlots) }
 
-// underwayLocked is how many messages may not have left yet.
+// underwayLocked returns how many messages may not have left yet.
 func (s *sendQueue) underwayLocked() int { return int(s.posted - s.sentUpTo) }
 
-// reserveLocked reserves lo to hi bytes for data; nil: there is no room.
+// reserveLocked reserves lo to hi bytes for data, or returns nil if there is no room.
 func (s *sendQueue) reserveLocked(lo, hi int) []byte {
 	s.data = reservation{}
 	if s.underwayLocked() >= maxSends-session.ControlReserve {
@@ -91,7 +91,7 @@ func (s *sendQueue) reserveLocked(lo, hi int) []byte {
 		return s.data.room
 	}
 	if s.head == s.tail {
-		s.head, s.tail = 0, 0 // empty: no need to go round
+		s.head, s.tail = 0, 0 // empty: begin at the start
 	}
 	free := s.ringSize - int(s.head-s.tail)
 	at := int(s.head % uint64(s.ringSize))
@@ -111,12 +111,12 @@ func (s *sendQueue) reserveLocked(lo, hi int) []byte {
 	return s.data.room
 }
 
-// reserveControlLocked reserves n bytes for control; nil: there is no room.
+// reserveControlLocked reserves n bytes for control, or returns nil if there is no room.
 func (s *sendQueue) reserveControlLocked(n int) []byte {
 	s.control = reservation{}
 	limit := maxSends
 	if s.data.room != nil {
-		limit-- // its place in the send queue
+		limit-- // a data reservation keeps its place in the send queue
 	}
 	switch {
 	case s.underwayLocked() >= limit:
@@ -133,8 +133,8 @@ func (s *sendQueue) reserveControlLocked(n int) []byte {
 	return s.control.room
 }
 
-// commit posts the first n bytes of what was reserved. Unless returns is 0, the peer's device
-// invalidates that key of the peer's with the message.
+// commit posts the first n bytes of a reservation. If returns is not 0, the peer's device invalidates
+// this key of the peer's with the message.
 func (s *sendQueue) commit(from *reservation, n int, returns uint32) {
 	s.q.mu.Lock()
 	defer s.q.mu.Unlock()
@@ -157,7 +157,7 @@ func (s *sendQueue) commit(from *reservation, n int, returns uint32) {
 		s.slots++
 		s.nextSlot = (s.nextSlot + 1) % controlSlots
 	default:
-		// Rounding up stays within what was free, whose end is a multiple of cacheLine.
+		// The rounded size stays within the free room, whose end is a multiple of cacheLine.
 		used := min((n+cacheLine-1)&^(cacheLine-1), s.ringSize-r.at)
 		ring := r.skip + used
 		s.used.push(sendRecord{message: s.posted + 1, ring: ring})
@@ -167,14 +167,14 @@ func (s *sendQueue) commit(from *reservation, n int, returns uint32) {
 	s.postLocked(false)
 }
 
-// postEmpty sends a message of the provider's own, which has no byte.
+// postEmpty sends a message of the provider's own, which has no bytes.
 func (s *sendQueue) postEmpty() {
 	s.q.mu.Lock()
 	s.postEmptyLocked(ibv.OpSend)
 	s.q.mu.Unlock()
 }
 
-// postEmptyLocked posts a message or an RDMA write of no byte.
+// postEmptyLocked posts a message or an RDMA write of no bytes.
 func (s *sendQueue) postEmptyLocked(op ibv.Opcode) {
 	if !s.q.overLocked() {
 		s.wr[0] = ibv.SendWR{Opcode: op}
@@ -198,7 +198,7 @@ func (s *sendQueue) postLocked(signal bool) {
 	}
 }
 
-// sentLocked frees what messages up to this one used.
+// sentLocked frees what messages up to this completion used.
 func (s *sendQueue) sentLocked(wc *ibv.WC) {
 	s.sentUpTo = max(s.sentUpTo, min(wc.ID&^kindMask, s.posted))
 	for s.used.n > 0 && s.used.at(0).message <= s.sentUpTo {

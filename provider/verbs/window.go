@@ -13,33 +13,32 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Memory windows of type 2. An exposure binds a window onto a registration that
-// the cache has and keeps; Revoke invalidates it, which costs a work request
-// where deregistering costs a system call and the pages (rules K4, K5). Where
-// the device enforces them (probe.go), the window's key is of use to the peer of
-// this queue pair alone (R2), in exactly its range and rights.
+// windows has an endpoint's memory windows, of type 2. An exposure binds a window onto a registration
+// that stays in the cache. Revoke invalidates the window, which costs a work request; deregistering
+// would cost a system call and the pages (rules K4, K5). If the device enforces windows (probe.go), a
+// window's key is of use only to the peer of this queue pair (R2), in exactly its range and rights.
 //
-// A window is bound from the posting of the bind until the completion of its
-// invalidation. Only the caller that takes its exposure out of the table invalidates
-// it: some kernels do not survive a second time. An offer's is invalidated by the peer, with
-// the message that ends its use (SEND_WITH_INV), where both devices are known to do that. What
-// can no longer be invalidated goes with the queue pair.
+// A window is bound from the posting of the bind until the completion of its invalidation. Only the
+// caller that removes its exposure from the table invalidates it, because some kernels do not survive a
+// second invalidation. The window of an offer is invalidated by the peer, with the message that ends
+// its use (SEND_WITH_INV), if both devices are known to do that. A window that can no longer be
+// invalidated goes with the queue pair.
 type windows struct {
 	q     *queuePair
 	pd    *ibv.PD
 	may   bool         // the send queue has room for them
-	trust *atomic.Bool // the device's answer
+	trust *atomic.Bool // the probe's result for the device
 
-	all  []*window // by index; at most maxWindows. Guarded by mu of q, as what follows
+	all  []*window // by index; at most maxWindows; guarded by mu of q, like the fields below
 	free []*window
 	wr   [1]ibv.SendWR
 }
 
-// windowsBound counts binds of all windows of the process.
+// windowsBound counts the binds of all windows of the process.
 var windowsBound atomic.Uint64
 
-// WindowsBound returns how often this process has bound a memory window, probes not counted. It
-// may be called concurrently.
+// WindowsBound returns how often this process has bound a memory window, without probes. It may be
+// called concurrently.
 func WindowsBound() uint64 { return windowsBound.Load() }
 
 type window struct {
@@ -51,20 +50,20 @@ type window struct {
 	returnable bool // the peer may invalidate it: it is bound, and was not invalidated here
 }
 
-// on reports whether memory is exposed by windows: from when on the device is known to
-// enforce them.
+// on reports whether memory is exposed by windows, which it is once the device is known to enforce
+// them.
 func (ws *windows) on() bool { return ws.may && ws.trust.Load() }
 
-// revokeTime bounds how long Revoke waits for an invalidation. That is in the send
-// queue after all that was posted, so if the peer has gone it would take until the retries
-// are used up (17 to 70 s by default). The connection ends then.
+// revokeTime bounds how long Revoke waits for an invalidation. The invalidation is in the send queue
+// after all that was posted. If the peer has gone, it would take until the retries are used up (17 to
+// 70 s by default). After revokeTime the connection ends.
 const revokeTime = 5 * time.Second
 
-// errNoWindow means that no window can be had for this memory, or at this endpoint.
+// errNoWindow means that no window is possible for this memory, or at this endpoint.
 var errNoWindow = errors.New("verbs: no memory window")
 
-// bind binds a window, which the peer may invalidate if it is returnable. The device does so
-// before it sends any message that is committed from then on.
+// bind binds a window, which the peer may invalidate if it is returnable. The device binds it before it
+// sends any message that is committed from then on.
 func (ws *windows) bind(r *regcache.Region, b []byte, access ibv.Access, returnable bool) (*window, error) {
 	ws.q.mu.Lock()
 	defer ws.q.mu.Unlock()
@@ -111,8 +110,8 @@ func (ws *windows) addLocked() error {
 	return nil
 }
 
-// unbind takes the peer's access away, by an invalidation or, if that cannot be
-// had, by the end of the queue pair and of the window.
+// unbind ends the peer's access, by an invalidation, or if that is not possible, by the end of the
+// queue pair and of the window.
 func (ws *windows) unbind(w *window) {
 	err := ws.postInvalidate(w)
 	if err == nil {
@@ -128,9 +127,9 @@ func (ws *windows) unbind(w *window) {
 	}
 }
 
-// freedLocked makes the window available once its invalidation has completed. Only the
-// one who waits for that calls it: if the window were freed earlier, another could bind it
-// again, and the wait would be for the new binding's end.
+// freedLocked makes the window available once its invalidation has completed. Only the goroutine that
+// waits for that calls it: if the window were freed earlier, another goroutine could bind it again, and
+// the wait would be for the end of the new binding.
 func (ws *windows) freedLocked(w *window) bool {
 	if w.bound {
 		return false
@@ -139,7 +138,7 @@ func (ws *windows) freedLocked(w *window) bool {
 	return true
 }
 
-// postInvalidate invalidates the window, unless the peer has done so.
+// postInvalidate invalidates the window, unless the peer has.
 func (ws *windows) postInvalidate(w *window) error {
 	ws.q.mu.Lock()
 	defer ws.q.mu.Unlock()
@@ -149,7 +148,7 @@ func (ws *windows) postInvalidate(w *window) error {
 	case ws.q.overLocked():
 		return errOver
 	}
-	w.returnable = false // a peer that does so from here on has broken the contract
+	w.returnable = false // a peer that invalidates it from here on has broken the contract
 	wr := &ws.wr[0]
 	*wr = ibv.SendWR{ID: kindUnbind | uint64(w.index), Flags: ibv.Signaled}
 	w.mw.Invalidate(wr, w.key)
@@ -157,7 +156,7 @@ func (ws *windows) postInvalidate(w *window) error {
 	return err
 }
 
-// returnedLocked notes that the peer has invalidated a key; false: it may not.
+// returnedLocked notes that the peer has invalidated a key. It returns false if the peer may not.
 func (ws *windows) returnedLocked(key uint32) bool {
 	for _, w := range ws.all {
 		if w.returnable && w.key == key {
@@ -186,8 +185,8 @@ func (w *window) closeLocked() {
 	w.mw = nil
 }
 
-// close frees all of them, before the queue pair is destroyed: in the other order the
-// kernel takes a minute.
+// close frees all windows, before the queue pair is destroyed: in the other order the kernel takes a
+// minute.
 func (ws *windows) close() {
 	ws.q.mu.Lock()
 	defer ws.q.mu.Unlock()
@@ -196,7 +195,7 @@ func (ws *windows) close() {
 	}
 }
 
-// exposeByWindow gives the peer access to b by a window of its own.
+// exposeByWindow exposes b to the peer by a window.
 func (r *remote) exposeByWindow(b []byte, rights session.Rights) (uint32, exposure, error) {
 	access, own := ibv.RemoteRead, regcache.BindWindow
 	if rights&session.RemoteWrite != 0 {
@@ -208,7 +207,7 @@ func (r *remote) exposeByWindow(b []byte, rights session.Rights) (uint32, exposu
 	}
 	region, err := r.user.Acquire(b, own)
 	switch {
-	case errors.Is(err, syscall.EFAULT): // windows want memory that can be written
+	case errors.Is(err, syscall.EFAULT): // windows need memory that can be written
 		return 0, exposure{}, fmt.Errorf("%w: %w", errNoWindow, err)
 	case err != nil:
 		return 0, exposure{}, err

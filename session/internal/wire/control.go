@@ -1,30 +1,30 @@
 package wire
 
-// Control is an encoded message without payload, complete but for the credit in its
-// header. Until there is room for it, a sender keeps it as it is.
+// Control is an encoded message without payload, complete except for the credit in its header. A sender
+// keeps it until there is room for it.
 type Control struct {
 	b    [HeaderLen + idLen + descriptorLen]byte
 	n    int8
-	more []byte // behind b's n
+	more []byte // follows b's first n bytes
 
-	// Returns is the memory to which this end gives its access back with the message, if
-	// that is Returnable.
+	// Returns is the memory to which this end gives its access back with the message, if it is
+	// Returnable.
 	Returns Descriptor
 }
 
 // Type returns the message's type.
 func (c *Control) Type() Type { return Type(c.b[0]) }
 
-// Len returns its length in bytes.
+// Len returns the message's length in bytes.
 func (c *Control) Len() int { return int(c.n) + len(c.more) }
 
-// Put writes the message with this credit to room, which has Len bytes.
+// Put writes the message with this credit into room, which has Len bytes.
 func (c *Control) Put(room []byte, credit uint32) {
 	copy(room[copy(room, c.b[:c.n]):], c.more)
 	le.PutUint32(room[4:], credit)
 }
 
-// Plain encodes a message that is nothing but its type.
+// Plain encodes a message without a body.
 func Plain(t Type) Control { return newControl(t, 0) }
 
 // newControl encodes a message whose body is these words.

@@ -11,7 +11,7 @@ import (
 //	 4  version  u16  raised when an old end would not understand a new one
 //	 6  zero     u16  ignored
 //	 8  credits  u32  messages other than Credit that the peer may send at first; 0: no limit
-//	12  maxMsg   u32  largest message that fits a buffer here
+//	12  maxMsg   u32  largest message that fits a buffer at this end
 //	16  caps     u32  bits; unknown ones are ignored
 //	20  zero     20 bytes, room for later; ignored
 type Params struct {
@@ -34,7 +34,7 @@ const (
 	NegotiateLen = HeaderLen + 40
 )
 
-// ErrVersion means that the peer's version is another one.
+// ErrVersion means that the peer has another version of the protocol.
 var ErrVersion = errors.New("another version of the protocol")
 
 // Put writes a Negotiate message to b.
@@ -49,8 +49,8 @@ func (p Params) Put(b []byte) {
 	le.PutUint32(b[16:], p.Caps)
 }
 
-// ParseParams reads a Negotiate message. The error wraps ErrVersion if the message is one,
-// but of another version.
+// ParseParams reads a Negotiate message. The error wraps ErrVersion if the message is a Negotiate of
+// another version.
 func ParseParams(m []byte) (Params, error) {
 	if len(m) < NegotiateLen || Type(m[0]) != typeNegotiate || le.Uint32(m[HeaderLen:]) != magic {
 		return Params{}, fmt.Errorf("a first message of %d bytes that is no negotiation", len(m))

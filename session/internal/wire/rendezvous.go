@@ -1,7 +1,7 @@
 package wire
 
-// OfferRead offers memory for the peer to read: the payload behind it comes next in the
-// stream, and then the memory.
+// OfferRead offers memory to the peer: next in the stream comes the message's payload, and then the
+// memory, which the peer is to read.
 type OfferRead struct {
 	ID     uint32
 	Memory Descriptor
@@ -10,7 +10,7 @@ type OfferRead struct {
 // OfferReadLen is the length of OfferRead without its payload, in bytes.
 const OfferReadLen = HeaderLen + idLen + descriptorLen
 
-// Flags are its header's, about the memory.
+// Flags returns the flags of its header that are about the memory.
 func (m OfferRead) Flags() uint8 {
 	if m.Memory.Returnable {
 		return flagReturnable
@@ -18,7 +18,7 @@ func (m OfferRead) Flags() uint8 {
 	return 0
 }
 
-// Put writes the message's body; its header and its payload are the caller's.
+// Put writes the message's body; the caller writes the header and the payload.
 func (m OfferRead) Put(b []byte) {
 	le.PutUint64(b[HeaderLen:], uint64(m.ID))
 	m.Memory.put(b[HeaderLen+idLen:])
@@ -34,13 +34,13 @@ func ParseOfferRead(b []byte) (OfferRead, error) {
 	return m, nil
 }
 
-// ReadDone goes from the reader to the offerer: the offer is over, and Count bytes of its
+// ReadDone is the reader's message to the offerer that the offer is over, and that Count bytes of its
 // memory were read.
 type ReadDone struct {
 	ID    uint32
 	Flags uint8
 	Count uint64
-	From  Descriptor // not on the wire: the memory, which goes back with the message
+	From  Descriptor // not on the wire: the memory that is given back with the message
 }
 
 // Control encodes the message.
@@ -58,8 +58,8 @@ func ParseReadDone(b []byte) (ReadDone, error) {
 	return ReadDone{ID: le.Uint32(b[HeaderLen:]), Flags: b[1], Count: le.Uint64(b[HeaderLen+idLen:])}, nil
 }
 
-// Cancel requests the end of an offer. Its type is TypeCancelRead (from the offerer) or
-// TypeRefuse (from a reader that has no memory for it).
+// Cancel requests the end of an offer. Its type is TypeCancelRead (from the offerer) or TypeRefuse
+// (from a reader that has no memory for it).
 func Cancel(t Type, id uint32) Control { return newControl(t, 0, uint64(id)) }
 
 // ParseCancel reads a CancelRead or Refuse.

@@ -2,7 +2,7 @@ package wire
 
 import "fmt"
 
-// names are the types' names in docs/PROTOCOL.md.
+// names are the names of the types in docs/PROTOCOL.md.
 var names = map[Type]string{
 	typeNegotiate: "Negotiate", TypeData: "Data", TypeCredit: "Credit", TypeOfferRead: "OfferRead",
 	TypeReadDone: "ReadDone", TypeCancelRead: "CancelRead", TypeShutdown: "Shutdown", TypeClose: "Close",
@@ -19,8 +19,8 @@ func (t Type) String() string {
 	return fmt.Sprintf("type-%d", uint8(t))
 }
 
-// Text describes a message without its payload for people: its type, length and credit, and
-// its fields. It takes whatever came.
+// Text describes a message for people, without its payload: its type, length and credit, and its
+// fields. It accepts any bytes.
 func Text(m []byte) string {
 	h, err := ParseHeader(m)
 	if err != nil {
@@ -69,8 +69,8 @@ func (d Descriptor) text() string {
 	return s
 }
 
-// Stream is how many bytes a message brings the stream forward: its sender's or, if back, the
-// other one, as a ReadDone does.
+// Stream returns how many bytes a message brings a stream forward: the stream of its sender or, if
+// back, the other one, as for a ReadDone.
 func Stream(m []byte) (n int64, back bool) {
 	if len(m) < HeaderLen {
 		return 0, false

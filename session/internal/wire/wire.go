@@ -1,7 +1,6 @@
 // Package wire encodes and decodes the messages of the session protocol, which docs/PROTOCOL.md
-// describes for readers. It allocates nothing,
-// keeps nothing, and uses no length or count that it has not checked against the
-// message's own size; what a number means to a session, the session checks.
+// describes for readers. It allocates nothing, keeps nothing, and uses no length or count that it has
+// not checked against the message's own size. The session checks what a number means to it.
 package wire
 
 import (
@@ -9,7 +8,7 @@ import (
 	"fmt"
 )
 
-// Type is a message's type. The numbers 5, 6, 8 and 10 were version 1's.
+// Type is a message's type. Version 1 used the numbers 5, 6, 8 and 10.
 type Type uint8
 
 const (
@@ -36,7 +35,7 @@ const (
 	TypeNearDone   Type = 25
 )
 
-// Flags. Each type has its own; unknown ones are ignored.
+// Flags. Each type has its own; unknown flags are ignored.
 const (
 	FlagMore = 1 << 0 // Data, Fill, OfferRead: the Write goes on after this message
 	FlagGone = 1 << 1 // ReadDone: the reader has closed
@@ -44,7 +43,7 @@ const (
 	flagReturnable = 1 << 1 // OfferRead: the provider may give the access back with ReadDone
 )
 
-// More is FlagMore if more is true.
+// More returns FlagMore if more is true.
 func More(more bool) uint8 {
 	if more {
 		return FlagMore
@@ -54,12 +53,12 @@ func More(more bool) uint8 {
 
 var le = binary.LittleEndian
 
-// Header starts every message, little endian:
+// Header is the beginning of each message, little endian:
 //
 //	0  type    u8
 //	1  flags   u8
 //	2  zero    u16
-//	4  credit  u32  how many of the receiver's messages, Credit aside, the sender has dealt
+//	4  credit  u32  how many of the receiver's messages, without Credit, the sender has dealt
 //	               with, modulo 2³²: that many receive buffers have been posted again
 type Header struct {
 	Type   Type
@@ -77,7 +76,7 @@ func (h Header) Put(b []byte) {
 	le.PutUint32(b[4:], h.Credit)
 }
 
-// ParseHeader reads the header of a message. It fails if the message is shorter.
+// ParseHeader reads the header of a message. It fails if the message is shorter than a header.
 func ParseHeader(m []byte) (Header, error) {
 	if len(m) < HeaderLen {
 		return Header{}, fmt.Errorf("a message of %d bytes", len(m))
@@ -91,18 +90,18 @@ func HeaderOf(m []byte) Header {
 	return Header{Type: Type(m[0]), Flags: m[1], Credit: le.Uint32(m[4:])}
 }
 
-// TypeOf is the type in such a message's header.
+// TypeOf returns the type of a message that is known to have a header.
 func TypeOf(m []byte) Type { return Type(m[0]) }
 
-// Descriptor names exposed memory to the peer. Its content is the provider's; on the wire
-// it is three 64-bit words.
+// Descriptor names exposed memory to the peer. The provider defines its content; on the wire it is
+// three 64-bit words.
 type Descriptor struct {
 	Addr uint64
 	Key  uint64
 	Len  uint64
 
-	// Returnable: the provider at the other end may take its own access away, with a
-	// message (session.Memory). It is a flag of the message that the descriptor is in.
+	// Returnable: the provider at the other end may give its own access back with a message
+	// (session.Memory). It is a flag of the message that has the descriptor.
 	Returnable bool
 }
 
@@ -122,7 +121,7 @@ func parseDescriptor(b []byte) Descriptor {
 	return Descriptor{Addr: le.Uint64(b), Key: le.Uint64(b[8:]), Len: le.Uint64(b[16:])}
 }
 
-// tooShort is the error for a message that its type needs to be longer.
+// tooShort returns the error for a message that is shorter than its type requires.
 func tooShort(m []byte) error {
 	return fmt.Errorf("a message of type %d with %d bytes", m[0], len(m))
 }

@@ -1,39 +1,39 @@
-// Package quota shares what a process has only so much of among the users of the host whose
-// processes connect to it.
+// Package quota shares a limited amount of something that a process has among the users of the host
+// whose processes connect to it.
 //
-// One rule serves for everything: a user may hold no more than is left free. So one user
-// alone gets half, two get a third each, and however many take what they can, a newcomer
-// finds as much as each of them has. Nothing needs to be reserved, and what one user gives
-// back is there for the others.
+// One rule serves for everything: a user may hold no more than is left free. So one user alone gets
+// half, two get a third each, and however many take what they can, a further user gets as much as each
+// of them has. Nothing has to be reserved, and what a user gives back is free for the others.
 package quota
 
 import "sync"
 
-// A Holder is one of those that a pool is shared among: by the number of the system's user, or Own.
+// A Holder is a user, by the system's number, or Own.
 type Holder int64
 
-// Own is this process itself: for what it does of its own accord, it may have all that is free.
+// Own is this process itself: for its own needs it may have all that is free.
 const Own Holder = -1
 
 // A Pool is an amount of one thing. Its methods may be called concurrently.
 type Pool struct {
 	limit int64
 
-	mu   sync.Mutex // guards what follows
-	used int64      // by all of them
+	mu   sync.Mutex // guards the fields below
+	used int64      // by all holders
 	by   map[Holder]int64
 }
 
-// New returns a pool of so many units.
+// New returns a pool of limit units.
 func New(limit int64) *Pool { return &Pool{limit: limit, by: make(map[Holder]int64)} }
 
-// Limit is how many units there are.
+// Limit returns the number of units in the pool.
 func (p *Pool) Limit() int64 { return p.limit }
 
-// Take gives a holder n more units, if it then holds no more than is left free.
+// Take gives a holder n more units, if it then holds no more than is left free, and reports whether it
+// did.
 func (p *Pool) Take(of Holder, n int64) bool { return p.TakeWithin(p.limit, of, n) }
 
-// TakeWithin is Take as if there were no more than limit units.
+// TakeWithin is Take for a pool of no more than limit units.
 func (p *Pool) TakeWithin(limit int64, of Holder, n int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -59,8 +59,9 @@ func (p *Pool) hasLocked(limit int64, of Holder, n int64) bool {
 	return n <= free
 }
 
-// Charge gives a holder n more units whatever it holds: they are things that it could not be
-// kept from passing to this process. Until they are returned, it gets fewer others.
+// Charge gives a holder n more units, whatever it holds. It is for things that cannot be refused, such
+// as descriptors that the holder passes to this process. Until they are returned, the holder gets fewer
+// others.
 func (p *Pool) Charge(of Holder, n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,7 +84,7 @@ func (p *Pool) addLocked(of Holder, n int64) {
 	}
 }
 
-// Used is how many units are in use.
+// Used returns how many units are in use.
 func (p *Pool) Used() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

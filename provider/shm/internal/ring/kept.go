@@ -1,27 +1,26 @@
 package ring
 
-// keptMessages are the messages that are kept, oldest first. A message in the ring takes
-// four bytes, and four more if something behind the one before it was not kept: a control
-// message, or a pad. So all of them take a quarter of the ring's memory at most, as the
-// shortest record takes 16 bytes.
+// keptMessages are the kept messages, oldest first. A message in the ring takes four bytes here, and
+// four more if a control message or a pad that was not kept lies before it. The shortest record takes
+// 16 bytes. So all kept messages take at most a quarter of the ring's memory.
 type keptMessages struct {
 	count  int      // messages
-	at     uint64   // position of the oldest one's record
-	end    uint64   // position behind the newest one's record
+	at     uint64   // position of the oldest message's record
+	end    uint64   // position after the newest message's record
 	steps  []uint32 // circular; its length is a power of two
-	first  int      // index in steps of the oldest message's
-	used   int      // length of what is used of steps
-	copies [][]byte // messages that came by cells, oldest first
+	first  int      // index in steps of the oldest message
+	used   int      // number of steps in use
+	copies [][]byte // messages that came in cells, oldest first
 }
 
-// A step is the size of a message, stepCopy, or the distance, in words of 8 bytes, between
-// two messages.
+// A step is the size of a message, stepCopy, or stepGap with the distance between two messages in words
+// of 8 bytes.
 const (
 	stepGap  = 1 << 31
 	stepCopy = 1 << 30
 )
 
-// stepsIdle is how many steps there is room for when nothing is kept.
+// stepsIdle is the most steps for which memory is kept when no message is.
 const stepsIdle = 1 << 10
 
 // push adds a message whose record is at a position.
@@ -31,7 +30,7 @@ func (k *keptMessages) push(at uint64, size int) {
 	k.end = at + recordSize(size)
 }
 
-// pushCopy adds a message that is not in the ring, between the records around a position.
+// pushCopy adds a message from a cell. It lies between the records around a position.
 func (k *keptMessages) pushCopy(at uint64, msg []byte) {
 	k.reach(at)
 	k.step(stepCopy)
@@ -39,7 +38,8 @@ func (k *keptMessages) pushCopy(at uint64, msg []byte) {
 	k.end = at
 }
 
-// reach notes the way from the newest message's end to the next one, and counts that.
+// reach adds the gap between the newest message and the next one, if there is any, and counts the next
+// one.
 func (k *keptMessages) reach(at uint64) {
 	if k.count == 0 {
 		k.at = at
@@ -60,7 +60,8 @@ func (k *keptMessages) step(s uint32) {
 	k.used++
 }
 
-// front returns the oldest message's size, or its copy. There is one.
+// front returns the size of the oldest message, or its copy if it came in a cell. There must be a
+// message.
 func (k *keptMessages) front() (size int, spare []byte) {
 	if s := k.steps[k.first]; s != stepCopy {
 		return int(s), nil
@@ -68,7 +69,7 @@ func (k *keptMessages) front() (size int, spare []byte) {
 	return 0, k.copies[0]
 }
 
-// pop removes the oldest message. There is one.
+// pop removes the oldest message. There must be one.
 func (k *keptMessages) pop() {
 	if s := k.steps[k.first]; s != stepCopy {
 		k.at += recordSize(int(s))

@@ -6,22 +6,22 @@ import (
 )
 
 const (
-	// headBatch is how many bytes the reader consumes before it tells a writer that is
-	// not waiting: doing so for every message would cost a cache miss each.
+	// headBatch is how many bytes the reader frees before it tells a writer that does not wait:
+	// publishing after every message would cost a cache miss each.
 	headBatch = 8 << 10
 
 	// mostPads is more pads than a writer ever needs in a row. It bounds Poll.
 	mostPads = 8
 
-	// mostCopies bounds the kept messages from cells, which the ring does not bound. A
-	// sender that uses the cells only for control never needs more.
+	// mostCopies bounds the kept messages from cells, as the ring does not. A writer that uses cells
+	// only for control messages never needs more.
 	mostCopies = 8 * Spares
 )
 
-// Reader is the receiving side of a ring. One goroutine at a time calls its methods, except
-// Arm and Disarm, which others may call meanwhile.
+// Reader is the receiving side of a ring. One goroutine at a time calls its methods, except Arm,
+// Disarm, Armed and WriterWaits, which others may call meanwhile.
 //
-// All bounds are local: the writer's tail is checked when it is read, a record when Poll
+// All bounds are in private memory: the writer's tail is checked when it is read, a record when Poll
 // finds it, and the sizes of kept messages are stored here.
 type Reader struct {
 	in    *Incoming // this side's
@@ -32,26 +32,26 @@ type Reader struct {
 	scan      uint64 // the next record that Poll looks at
 	tail      uint64 // out.tail as last read and checked
 	head      uint64 // everything before it is free
-	published uint64 // in.head: the head that the writer knows
+	published uint64 // in.head, the head that the writer knows
 
 	spare     uint64 // cells consumed, in.spareHead
 	spareTail uint64 // out.spareTail as last read and checked
 
 	current     int    // size of the last Poll's message
-	currentCell []byte // the message, if it is in a cell
+	currentCell []byte // the last Poll's message, if it is in a cell
 	kept        keptMessages
-	keptBytes   uint64 // of the ring that they take
+	keptBytes   uint64 // bytes of the ring that kept messages take
 	rung        Rung   // for out.want
 	err         error  // how the writer broke the rules
 }
 
-// Init prepares the zero Reader for an empty ring over mem, which is Size bytes long.
+// Init prepares the zero Reader for an empty ring in mem, which is Size bytes long.
 func (r *Reader) Init(out *Outgoing, cells *Cells, mem []byte, in *Incoming) {
 	r.out, r.cells, r.mem, r.in = out, cells, (*[Size]byte)(mem), in
 }
 
-// Poll returns the next message, nil if there is none. It stays in place until Drop, or
-// Keep and Release, of which one call follows before the next Poll.
+// Poll returns the next message, or nil. The message stays in place until Drop, or until Keep and
+// Release. Drop or Keep must be called before the next Poll.
 func (r *Reader) Poll() (msg []byte, do Action) {
 	for looks := 0; ; looks++ {
 		if r.spare != r.spareTail {
@@ -94,18 +94,19 @@ func (r *Reader) Drop() (do Action) {
 	return r.consumed()
 }
 
-// Keep leaves the last Poll's message in place, behind those kept before.
+// Keep leaves the last Poll's message in place, after those kept before.
 func (r *Reader) Keep() (do Action) {
 	if r.currentCell == nil {
 		r.kept.push(r.scan, r.current)
 		r.scan += recordSize(r.current)
-		// A tail is bounded by laps: it may be almost two ahead of a head that does not move.
+		// The tail is checked by laps only: it may be almost two rings ahead of a head that does not
+		// move.
 		if r.keptBytes += recordSize(r.current); r.keptBytes > Size {
 			r.broken(&do, "%d bytes of messages that are kept", r.keptBytes)
 		}
 		return do
 	}
-	r.kept.pushCopy(r.scan, bytes.Clone(r.currentCell)) // the cell itself is needed again
+	r.kept.pushCopy(r.scan, bytes.Clone(r.currentCell)) // the cell itself must be free for the writer
 	do = r.dropCell()
 	if n := len(r.kept.copies); n > mostCopies {
 		r.broken(&do, "%d messages of cells that are kept", n)
@@ -113,7 +114,7 @@ func (r *Reader) Keep() (do Action) {
 	return do
 }
 
-// Front returns the oldest kept message, nil if there is none.
+// Front returns the oldest kept message, or nil.
 func (r *Reader) Front() []byte {
 	if r.kept.count == 0 {
 		return nil
@@ -137,23 +138,24 @@ func (r *Reader) Release() (do Action) {
 	return r.consumed()
 }
 
-// Arm has the writer return Wake once there is another message.
+// Arm makes the writer return Wake when there is another message.
 func (r *Reader) Arm() { r.in.sleep.Set(0) }
 
-// Armed reports whether Arm is in force, unless the writer has returned Wake.
+// Armed reports whether Disarm was not called since the last Arm. The writer may have returned Wake
+// already.
 func (r *Reader) Armed() bool { return r.in.sleep.isSet() }
 
 // Disarm ends Arm.
 func (r *Reader) Disarm() { r.in.sleep.clear() }
 
-// WriterWaits reports whether the writer waits for anything, and nobody has woken it. Any
-// goroutine may ask.
+// WriterWaits reports whether the writer has armed and this side has not returned Wake for that. Any
+// goroutine may call it.
 func (r *Reader) WriterWaits() bool { return r.rung.waits(&r.out.want) }
 
-// Err tells why a call returned Broken.
+// Err returns why a call returned Broken.
 func (r *Reader) Err() error { return r.err }
 
-// broken ends the reading: nothing more is found.
+// broken ends the reading: no further message is found.
 func (r *Reader) broken(do *Action, format string, args ...any) {
 	if r.err == nil {
 		r.err = fmt.Errorf(format, args...)
@@ -162,14 +164,14 @@ func (r *Reader) broken(do *Action, format string, args ...any) {
 	*do |= Broken
 }
 
-// look reads how far the writer has come, and reports whether there is more. If not, it
-// gives back what has been consumed.
+// look reads how far the writer has come, and reports whether there is more. If not, it publishes the
+// head.
 func (r *Reader) look(do *Action) (news bool) {
 	if r.err != nil {
 		return false
 	}
 	t := r.out.tail.Load()
-	// Read after the tail, so that every cell committed before t is known as well.
+	// Read after the tail, so that every cell that was committed before t is seen.
 	if n := r.out.spareTail.Load(); n != r.spareTail {
 		if n < r.spareTail || n-r.spare > Spares {
 			r.broken(do, "tail of cells %d after %d", n, r.spareTail)
@@ -191,8 +193,8 @@ func (r *Reader) look(do *Action) (news bool) {
 	return news
 }
 
-// consumed moves the head up to the oldest record that is still in use: the first kept
-// one, else the next that Poll looks at.
+// consumed moves the head to the oldest record in use: the first kept one, or else the next one for
+// Poll.
 func (r *Reader) consumed() Action {
 	r.head = r.scan
 	if r.kept.count > 0 {
@@ -205,7 +207,7 @@ func (r *Reader) consumed() Action {
 	return 0
 }
 
-// publishHead frees room, and returns Wake if the writer waits for that much.
+// publishHead frees room, and returns Wake if the writer waits for this much.
 func (r *Reader) publishHead() Action {
 	if r.head == r.published {
 		return 0
@@ -218,8 +220,7 @@ func (r *Reader) publishHead() Action {
 	return 0
 }
 
-// pollCell takes the message of the next cell, once Poll is past everything that was sent
-// before it.
+// pollCell returns the message in the next cell, if Poll has passed everything that was sent before it.
 func (r *Reader) pollCell() (msg []byte, do Action) {
 	c := &r.cells[r.spare%Spares]
 	if c.after.Load() > r.scan {

@@ -6,21 +6,20 @@ import (
 )
 
 const (
-	rewindAt  = 16 << 10 // start again here if the ring is empty
-	rewindTry = 4 << 10  // bytes between looks for an empty ring: each is a cache miss
+	rewindAt  = 16 << 10 // from this offset on, continue at the ring's start if it is empty
+	rewindTry = 4 << 10  // bytes between looks for an empty ring, each of which is a cache miss
 
-	// fragment is the least room that Reserve gives when more was asked for:
-	// smaller pieces at the edge of a full ring cost more than waiting.
+	// fragment is the least room that Reserve gives when more was requested: smaller pieces at the edge
+	// of a full ring cost more than waiting.
 	fragment = 4 << 10
 )
 
-// Writer is the sending side of a ring. One goroutine at a time calls its methods, except
-// Arm, Disarm, Shrink and Pages, which others may call meanwhile.
+// Writer is the sending side of a ring. One goroutine at a time calls its methods, except Arm, Disarm,
+// Armed, ReaderSleeps, Shrink and Pages, which others may call meanwhile.
 //
-// It uses the ring up to a limit, which grows while nobody reads. At the limit, a pad
-// record sends the reader to the start of the next lap. So does one when the ring is empty
-// and the writer has come some way, which keeps light traffic in the same few cached
-// pages.
+// It uses the ring up to a limit, which grows while nobody reads. At the limit, a pad record sends the
+// reader to the start of the next lap. So does a pad when the ring is empty and the writer has passed
+// rewindAt: then light traffic stays in the same few cached pages.
 type Writer struct {
 	out   *Outgoing // this side's, as are cells and mem
 	cells *Cells
@@ -31,12 +30,12 @@ type Writer struct {
 	tail      uint64 // where the next record goes
 	published uint64 // out.tail
 	head      uint64 // in.head as last read and checked
-	room      int    // bytes that Reserve gave; 0: no data is reserved
-	ctrlRoom  int    // bytes that ReserveControl gave
+	room      int    // bytes that Reserve returned; 0: no data is reserved
+	ctrlRoom  int    // bytes that ReserveControl returned
 	spare     bool   // … in a cell
 	spareTail uint64 // cells published
 	spareHead uint64 // in.spareHead as last read and checked
-	lapEnd    uint64 // the offset up to which the last lap was used
+	lapEnd    uint64 // the offset at which the writer left the last lap
 	tryRewind uint64 // the next position at which to look for an empty ring
 	rung      Rung   // for in.sleep
 	alone     bool   // see Alone
@@ -45,23 +44,23 @@ type Writer struct {
 	wanted atomic.Uint64 // the head position that makes room, for Arm
 }
 
-// Init prepares the zero Writer for an empty ring over mem, which is Size bytes long. The
-// ring grows to most bytes at most, and from Sure on within the budget. pages is how much
-// of mem has memory already, which the budget counts.
+// Init prepares the zero Writer for an empty ring in mem, which is Size bytes long. The ring grows to
+// most bytes; from Sure on only within the budget. pages bytes of mem have memory already, which the
+// budget counts.
 func (w *Writer) Init(out *Outgoing, cells *Cells, mem []byte, in *Incoming, most int, pages uint64, b Share) {
 	w.out, w.cells, w.mem, w.in = out, cells, (*[Size]byte)(mem), in
 	w.extent.init(most, pages, b)
 }
 
-// Alone, behind Init: what in says is of an earlier ring until Meet, when the reader has begun
-// with this one. Until then there is room for what fits in without the reader.
+// Alone is called after Init if in is still about an earlier ring, until Meet. Meanwhile there is room
+// for what fits without the reader.
 func (w *Writer) Alone() { w.alone = true }
 
-// Meet is the end of Alone.
+// Meet ends Alone.
 func (w *Writer) Meet() { w.alone = false }
 
-// Reserve returns room for a message of least to most bytes, nil if there is none now.
-// An earlier reservation ends.
+// Reserve returns room for a message of least to most bytes, or nil if there is none now. It ends an
+// earlier reservation.
 func (w *Writer) Reserve(least, most int) (room []byte, do Action) {
 	w.room, w.ctrlRoom = 0, 0
 	n, do := w.find(least, most)
@@ -72,8 +71,8 @@ func (w *Writer) Reserve(least, most int) (room []byte, do Action) {
 	return message(w.mem, w.tail, n), do
 }
 
-// Commit publishes the first n bytes of what Reserve returned; 0: nothing, and the room is
-// free again.
+// Commit publishes the first n bytes of what Reserve returned. With 0 nothing is published, and the
+// room is free again.
 func (w *Writer) Commit(n int) (do Action) {
 	if n > w.room {
 		panic("ring: Commit of more than Reserve gave")
@@ -86,9 +85,9 @@ func (w *Writer) Commit(n int) (do Action) {
 	return w.finish()
 }
 
-// ReserveControl returns room for a control message of n ≤ MaxControl bytes, nil if there
-// is none now. While a Reserve waits for its Commit that is a cell, and the message goes
-// before the one that is being filled. An earlier reservation of control ends.
+// ReserveControl returns room for a control message of n ≤ MaxControl bytes, or nil if there is none
+// now. Between Reserve and Commit the room is a cell, and the message goes before the one that is being
+// filled. It ends an earlier reservation of control.
 func (w *Writer) ReserveControl(n int) (room []byte, do Action) {
 	w.ctrlRoom, w.spare = 0, false
 	if n > MaxControl {
@@ -131,19 +130,21 @@ func (w *Writer) CommitControl(n int) (do Action) {
 	return w.finish()
 }
 
-// Arm has the reader return Wake once there is room, or a free cell, for what found none.
+// Arm makes the reader return Wake when there is room, or a cell, for the reservation that failed.
 func (w *Writer) Arm() { w.out.want.Set(w.wanted.Load()) }
 
-// Armed reports whether Arm is in force, unless the reader has returned Wake.
+// Armed reports whether Disarm was not called since the last Arm. The reader may have returned Wake
+// already.
 func (w *Writer) Armed() bool { return w.out.want.isSet() }
 
 // Disarm ends Arm.
 func (w *Writer) Disarm() { w.out.want.clear() }
 
-// ReaderSleeps reports whether the reader sleeps, and nobody has woken it. Any goroutine may ask.
+// ReaderSleeps reports whether the reader has armed and this side has not returned Wake for that. Any
+// goroutine may call it.
 func (w *Writer) ReaderSleeps() bool { return w.rung.waits(&w.in.sleep) }
 
-// Err tells why a call returned Broken.
+// Err returns why a call returned Broken.
 func (w *Writer) Err() error { return w.err }
 
 func (w *Writer) broken(do *Action, format string, args ...any) {
@@ -153,14 +154,14 @@ func (w *Writer) broken(do *Action, format string, args ...any) {
 	*do |= Broken
 }
 
-// record makes a record of the n bytes behind the header at tail.
+// record writes the header of a record at tail, whose n bytes are there already.
 func (w *Writer) record(n int) {
 	putHeader(w.mem, w.tail, kindMessage|uint64(n))
 	w.tail += recordSize(n)
 }
 
-// finish ends a reservation. Its record, or a pad that has come before it, is published first:
-// Shrink must not give back the page of one that is not.
+// finish ends a reservation. It first publishes its record, or a pad before it: Shrink must not give
+// back the page of a record that is not published.
 func (w *Writer) finish() (do Action) {
 	if w.tail != w.published {
 		do = w.publish()
@@ -169,7 +170,7 @@ func (w *Writer) finish() (do Action) {
 	return do
 }
 
-// publish shows the reader all records.
+// publish shows all records to the reader.
 func (w *Writer) publish() Action {
 	w.published = w.tail
 	w.out.tail.Store(w.tail)
@@ -184,15 +185,15 @@ func (w *Writer) wake() Action {
 	return 0
 }
 
-// find makes room for a record at tail and returns its size in bytes without the header,
-// or 0.
+// find makes room for a record at tail, and returns the message's size in bytes, or 0 if there is no
+// room.
 func (w *Writer) find(least, most int) (n int, do Action) {
 	if w.err != nil || w.pages.Load() > Start && !w.tryGrab() {
-		return 0, 0 // after Shrink, its caller has the session try again
+		return 0, 0 // Shrink returns met then, and its caller wakes the session
 	}
 	n, do = w.makeRoom(least, most)
 	if n == 0 {
-		do |= w.finish() // the reader must pass a pad before there is room
+		do |= w.finish() // publishes a pad, which the reader must pass before there is room
 		w.block()
 	}
 	return n, do
@@ -229,13 +230,13 @@ func (w *Writer) makeRoom(least, most int) (n int, do Action) {
 	return min(int(ahead)-headerSize, most), do
 }
 
-// available returns the room in bytes straight ahead, and that at the start of the ring if the
-// writer may go there. There is always room for a pad.
+// available returns how many bytes fit ahead, and how many at the start of the ring if the writer may
+// go there. There is always room for a pad.
 func (w *Writer) available() (ahead, behind uint64) {
 	off, head, end := w.tail&mask, w.head&mask, w.limit.Load()
 	if w.sameLap() {
 		behind = less(head, headerSize)
-	} else if off < head { // behind the reader, which may be above a limit that has shrunk
+	} else if off < head { // the writer is behind the reader, which may be above a limit that has shrunk
 		end = min(end, head)
 	} // else the ring has grown, and the reader is in the previous lap, at a lower offset
 	return less(end, off+headerSize), behind
@@ -264,7 +265,7 @@ func (w *Writer) skip(n uint64) {
 	w.tail += n
 }
 
-// refresh reads how far the reader has come. It returns false if that cannot be.
+// refresh reads how far the reader has come. It returns false if what it reads is impossible.
 func (w *Writer) refresh(do *Action) bool {
 	if w.alone {
 		return true
@@ -282,9 +283,9 @@ func (w *Writer) refresh(do *Action) bool {
 	return true
 }
 
-// leap moves a writer that has caught up with the reader to the end of the lap that is
-// being read: if the limit has grown since, there is room beyond. What it leaps over is
-// lost for this lap, so it is done only for a good gain.
+// leap moves a writer that has caught up with the reader to the end of the lap that is being read. If
+// the limit has grown since, there is room beyond. The bytes that it skips are lost for this lap, so it
+// does that only for a good gain.
 func (w *Writer) leap(need uint64) bool {
 	off, limit := w.tail&mask, w.limit.Load()
 	if w.sameLap() || off > w.head&mask || w.lapEnd+max(need+headerSize, limit/4) > limit {
@@ -294,9 +295,8 @@ func (w *Writer) leap(need uint64) bool {
 	return true
 }
 
-// block notes how far the reader must come before another look for room is worthwhile:
-// some way, but no further than to where there is room for the largest message, or to the
-// end of what is published.
+// block notes how far the reader must come before another look for room is worthwhile: some way, but at
+// most to where the largest message has room, or to the end of what is published.
 func (w *Writer) block() {
 	at := w.head + w.limit.Load()/8
 	if lap := (w.head | mask) + 1; !w.sameLap() {
@@ -309,7 +309,7 @@ func (w *Writer) block() {
 	w.wanted.Store(min(w.published, at))
 }
 
-// spareCell returns the memory of the next spare cell, or nil.
+// spareCell returns the memory of the next free cell, or nil.
 func (w *Writer) spareCell(do *Action) []byte {
 	if w.err != nil || w.alone {
 		return nil
@@ -326,8 +326,8 @@ func (w *Writer) spareCell(do *Action) []byte {
 	return w.cells[w.spareTail%Spares].data[:]
 }
 
-// commitCell shows the reader a cell. To keep the order, the reader takes it only after
-// everything already published in the ring.
+// commitCell shows a cell to the reader. To keep the order, the reader takes it only after everything
+// that is published in the ring already.
 func (w *Writer) commitCell(n int) (do Action) {
 	c := &w.cells[w.spareTail%Spares]
 	c.size.Store(uint64(n))
