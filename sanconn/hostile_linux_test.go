@@ -434,7 +434,6 @@ type hostileSession struct {
 	carrier int
 	sent    uint64 // of its stream
 	dropped uint32 // messages, for the header's credit
-	shut    bool
 }
 
 // The session protocol's messages that it sends.
