@@ -20,7 +20,6 @@ import (
 // Up to three goroutines serve it: one receives from the control socket; one waits at the doorbell when
 // no sleeper does (waiters_linux.go); and one waits for the end of the peer's process, if there is a
 // pidfd. dismantle waits for all of them.
-// peer's end. dismantle waits for them.
 type link struct {
 	lifetime
 	role      int // 0: dialing, 1: accepting
