@@ -14,7 +14,7 @@ import (
 // FileConn makes a connection from a copy of a TCP connection's descriptor, such as one that another
 // process has passed on (sanconn.Conn.File); see net.FileConn. The connection goes on by TCP where the
 // other process has left it. It moves to shared memory when the process that has dialed it tries that.
-// If the dialed end was passed on, this process tries it, but only within a network namespace;
+// If the dialing end was passed on, this process tries it, but only within a network namespace;
 // otherwise such an end stays on TCP. Closing f does not affect the connection. For a descriptor that
 // is not TCP, or that cannot move, FileConn returns what net.FileConn returns.
 //
@@ -56,7 +56,7 @@ func FileConn(f *os.File) (net.Conn, error) {
 
 // planOfEither makes a used connection try to move as if it was dialed, because a descriptor does not
 // tell which end it is. For an accepted end that costs a few microseconds, as no process has a name for
-// its dialer's port, unless the dialed end was passed on as well. So that two such ends seldom try at
+// its dialer's port, unless the dialing end was passed on as well. So that two such ends seldom try at
 // once, the threshold of one of them is twice the other's.
 func planOfEither(tcp *net.TCPConn) (p *moving.Plan, threshold int64) {
 	p, err := (&Dialer{Providers: []string{"shm"}}).plan("tcp")

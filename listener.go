@@ -296,7 +296,7 @@ func (l *Listener) accepted(tcp *net.TCPConn) net.Conn {
 func (o *opening) takeOn(tcp *net.TCPConn) *sanconn.Conn {
 	held, _ := o.hold(tcp)
 	its := &moving.Life{Held: held, Condition: o.condition}
-	return its.TakeOn(tcp, newconn.Config{Threshold: moving.FirstUse / 2}) // half, because the bytes from the dialer, which begins, count as well
+	return its.TakeOn(tcp, newconn.Config{Threshold: moving.FirstUse / 2}) // half: the dialer, which begins a move, counts its own use as well
 }
 
 // Addr returns the TCP listener's address, a *net.TCPAddr.

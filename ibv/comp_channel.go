@@ -44,7 +44,6 @@ func (ch *CompChannel) take(uintptr) bool {
 // once more.
 //
 // The error wraps os.ErrClosed after Close. One goroutine at a time may call Events.
-// The error wraps os.ErrClosed after Close. One goroutine at a time.
 func (ch *CompChannel) Events(cqs []*CQ) (int, error) {
 	if len(cqs) == 0 {
 		return 0, nil

@@ -10,7 +10,7 @@ import (
 
 // closeTimeout bounds how long a connection that is closed on its way back to TCP waits for the peer,
 // in the background, and how long TCP goes on sending what came back. closeWait bounds how long Close
-// waits for that: after it the peer has all, even if the process ends.
+// itself waits until that is done: then the peer gets all, even if the process ends.
 const (
 	closeTimeout = 10 * time.Second
 	closeWait    = time.Second

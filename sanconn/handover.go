@@ -140,7 +140,7 @@ func (h *handover) peerBegins(at, read uint64) error {
 		return errNotAgreed
 	case h.in.begun:
 		return errBeginTwice
-	case at < read, at >= toTheEnd: // what is returned is added to it
+	case at < read, at >= toTheEnd: // bounded, as returned bytes are added to it
 		return fmt.Errorf("%w: %d, and %d were read", errBegin, at, read)
 	}
 	h.in.begun, h.in.at = true, at
@@ -192,8 +192,8 @@ func (h *handover) byTCP() bool { return h.phase == onTCP || h.phase == flushing
 func (h *handover) goesBack() bool { return h.phase == leaving || h.phase == flushing }
 
 // sessionOver is the transition for the session's end. whole: all that the peer has sent by it has
-// come. It reports whether the connection is over with it; where both ends leave the session, that is
-// not known.
+// come. It reports whether the connection is over with it; if both ends leave the session, that is not
+// known.
 func (h *handover) sessionOver(whole bool) (over bool) {
 	switch h.phase {
 	case proposed: // without an answer
@@ -202,7 +202,7 @@ func (h *handover) sessionOver(whole bool) (over bool) {
 	case onSAN:
 		h.over = true
 		h.lost = h.lost || !whole && !h.in.begun
-		return !h.both // else the peer may have left, and TCP's end would be the stream's to it
+		return !h.both // otherwise the peer may have left, and would take TCP's end for the end of the stream
 	case leaving:
 		h.over = true
 	}

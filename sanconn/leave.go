@@ -137,7 +137,7 @@ func (c *Conn) leave(s *session.Session, why error) {
 	c.in.op.Lock()
 	c.out.op.Lock()
 	c.mu.Lock()
-	if len(t.unread) > 0 && c.state.in.begun { // else it is not known behind what they come, and no stream's
+	if len(t.unread) > 0 && c.state.in.begun { // otherwise it is not known which bytes of TCP precede them, and they belong to no stream
 		c.in.rest = &rest{t.unread, c.state.in.at}
 	}
 	c.inVain = err
@@ -225,7 +225,7 @@ func (c *Conn) exchange(s *session.Session) (t taken, err error) {
 		return alone(s, t, most, cmp.Or(told, errNoSession))
 	}
 
-	if until-from >= toTheEnd/2 { // as also where it is less
+	if until-from >= toTheEnd/2 { // also if until is less than from
 		return t, s.Fail(errBegin)
 	}
 	if n := until - from; n < uint64(len(t.unread)) {

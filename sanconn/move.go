@@ -18,9 +18,9 @@ import (
 // another process.
 const takeTimeout = 500 * time.Millisecond
 
-// silentTimeout bounds how long an end of the connection waits for the answer to a proposal: the process that
-// was asked may not be the peer's, and then the peer knows nothing of it. It is closeTimeout, and a variable
-// for tests.
+// silentTimeout bounds how long the end of a stream waits for the answer to a proposal: the process that
+// got the proposal may not be the peer, which then knows nothing of it. It is closeTimeout, and a
+// variable for tests.
 var silentTimeout = closeTimeout
 
 var (
@@ -99,7 +99,7 @@ func negotiate(conn weak.Pointer[Conn], s *session.Session) {
 		return
 	}
 	if c := conn.Value(); c != nil {
-		// If a ring hands out all that was sent, nothing of the stream has come.
+		// No byte of the stream has come, as a ring hands out all that the peer has sent, unless messages were lost.
 		c.sessionOver(s, !errors.Is(err, session.ErrLost), errNegotiating(err))
 	}
 }
@@ -235,8 +235,9 @@ func (c *Conn) answered(s *session.Session, answer []byte) error {
 	return nil
 }
 
-// boundAnswerLocked has a proposal end in some time, as an end of the connection, of either direction, waits
-// for the answer. The peer may have moved, so that end is a cut then. mu is held.
+// boundAnswerLocked is called when the end of either stream begins to wait for the answer to a proposal.
+// After silentTimeout without an answer the proposal is given up. The peer may have moved, so from then
+// on TCP's end is a cut. mu is held.
 func (c *Conn) boundAnswerLocked() {
 	if c.state.phase != proposed || c.state.bounded {
 		return

@@ -23,7 +23,7 @@ var errUrgentOnTCP = fmt.Errorf("urgent data goes by a SAN alone, and the connec
 // With any other length the error is EMSGSIZE. Urgent data that the peer has not read when more arrives
 // is lost. If the peer takes nothing, WriteUrgent may wait, at most until the write deadline.
 //
-// A connection that is on TCP has to move first, which the dialed end begins. If it has not moved
+// A connection that is on TCP has to move first, which the dialing end begins. If it has not moved
 // within a second, or by the write deadline, the error matches errors.ErrUnsupported, or
 // os.ErrDeadlineExceeded.
 func (c *Conn) WriteUrgent(p []byte) (int, error) {

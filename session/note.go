@@ -58,7 +58,7 @@ func (w *writing) checkStarved() {
 	}
 }
 
-// Spare returns the endpoint's Spare, or 0 if it is no Starver.
+// Spare returns the endpoint's Spare, or the largest number if it is no Starver.
 func (w *writing) Spare() int64 {
 	if s, ok := w.provider.(Starver); ok {
 		return s.Spare()

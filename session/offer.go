@@ -85,8 +85,8 @@ func (o *outOffer) readByPeer(m wire.ReadDone, do *due) {
 }
 
 // pays reports whether a large Write of p should be offered, for all of it, rather than copied. Without
-// memory for a send buffer, each is offered. After a Write that could not be registered there is less
-// reason to try.
+// memory for a send buffer, each is offered. After a send buffer that could not be registered there is
+// less reason to try.
 func (w *writing) pays(p []byte) bool {
 	_, rest := w.terms.toExpose(p)
 	w.txMu.Lock()

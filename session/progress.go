@@ -13,7 +13,7 @@ const progressMost = 4096
 // revoke gives back memory that the peer does not write to any more. Revoking may block, so a worker
 // does it.
 func (e *engine) revoke(old exposed) {
-	e.workers.start() // a stopped session has closed the inbox
+	e.workers.start() // does not fail: what stops the workers has closed the inbox
 	go func() {
 		defer e.workers.Done()
 		e.mem.Revoke(old.desc)

@@ -88,7 +88,7 @@ func (t *sender) credit() int {
 		t.do.violation("%w", err)
 	}
 	if t.reservedMessage != nil {
-		left-- // of the waiting message
+		left-- // for the message that the application fills
 	}
 	return left
 }

@@ -34,7 +34,7 @@ type nameSet struct {
 }
 
 // take handles an endpoint by which another process may propose to move a connection. outside means
-// that this process is expected to be in another network namespace.
+// that the other process has to be in another network namespace.
 type take = func(ep session.Endpoint, outside bool, cfg session.Config)
 
 // name is a name of this process, or one that it could not get yet: without descriptors, or in a

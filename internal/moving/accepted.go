@@ -66,7 +66,7 @@ const fewConns = 1 << 10
 // TakeOn makes a Conn around an accepted TCP connection, and lets its dialer find it.
 func (l *Life) TakeOn(tcp *net.TCPConn, cfg newconn.Config) *sanconn.Conn {
 	l.why.Store(notProposed)
-	if l.Plan != nil { // this may be the dialed end
+	if l.Plan != nil { // this may be the dialing end
 		l.why.Store(unused)
 	}
 	cfg.Life = l

@@ -39,7 +39,8 @@ func (verbsProvider) config(s Settings) verbs.Config {
 	}
 }
 
-// NeedsStamp implements Provider. Whether a device serves the destination depends on routes and
+// NeedsStamp implements Provider. Each queue pair is requested with the stamp's proof, so there is no
+// other way by which Move could do. Whether a device serves the destination depends on routes and
 // interfaces; no dial waits for that look, which Move takes.
 func (verbsProvider) NeedsStamp(tcp *net.TCPConn, _ Settings) bool {
 	return (rdmalink.Loopback() || !tcp.RemoteAddr().(*net.TCPAddr).IP.IsLoopback()) && verbs.HaveDevices()

@@ -6,9 +6,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// tell counts news about a slot, which the other side then finds. The order of stores is slot, group,
-// and then a look whether the other side sleeps. That side sets its alarm first, and then looks in the
-// opposite order.
+// tell counts news about a slot, which the other side then finds: first in the slot's count, then in
+// its group's. After tell its caller looks whether the other side sleeps. That side goes the opposite
+// way: it sets its alarm, and then reads the groups' counts, and the slots' after those.
 func (b *bell) tell(slot int, ev session.Events) {
 	b.slots[slot].Add(uint64(ev&session.RecvReady)*oneRecv + uint64(ev&session.SendReady)/uint64(session.SendReady)*oneSend)
 	b.groups[slot/groupSlots].Add(1)

@@ -22,8 +22,8 @@ import (
 // processes have left.
 //
 // The kernel may not know the peer's user here, as it may have no number in this user namespace. So the
-// permissions of the directory decide: a process that may enter it may get proposals of moves from this
-// process, and one that may write to it may answer them.
+// permissions of the directory decide: a process that may enter it, and connect to a socket there, may
+// propose moves; one that may write to it may have a name, and so answer proposals.
 
 // socketMode lets the directory's owner and its group connect. If the directory has the set-group-ID
 // bit, files in it belong to its group.

@@ -7,7 +7,7 @@ import "sync"
 type lifetime struct {
 	gone      chan struct{} // closed when the link is dead
 	dismantle func()        // called once, in its own goroutine
-	idled     func()        // called with mu held when the link is to be looked at again later: it may be unused, or unread memory of it read
+	idled     func()        // called with mu held if the link has to be looked at again later: it may be unused, or keep memory that the peer may still read
 	unread    func() bool   // called with mu held: the peer may still read what this end has written
 
 	mu     sync.Mutex // guards the fields below; no system call is made with it held

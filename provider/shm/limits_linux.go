@@ -26,7 +26,7 @@ type limits struct {
 	addressSpace int64
 
 	// mappings is the number of mapped halves of segments: a quarter of what the kernel allows a
-	// process by default (vm.max_map_count), because the allocation after the last allowed mapping
+	// process by default (vm.max_map_count). At the kernel's limit the process's next allocation
 	// fails. It includes what this process maps in order to dial.
 	mappings int64
 }

@@ -20,7 +20,6 @@ import (
 // Up to three goroutines serve it: one receives from the control socket; one waits at the doorbell when
 // no sleeper does (waiters_linux.go); and one waits for the end of the peer's process, if there is a
 // pidfd. dismantle waits for all of them.
-// peer's end. dismantle waits for them.
 type link struct {
 	lifetime
 	role      int // 0: dialing, 1: accepting
@@ -65,7 +64,7 @@ var fdTableMu sync.Mutex
 func newLink(role int, conn *net.UnixConn, cfg Config) (*link, error) {
 	l := &link{role: role, cfg: cfg, mayPunch: cfg.Dir == ""}
 	l.lifetime = lifetime{users: 1, gone: make(chan struct{}), dismantle: l.dismantle, idled: l.reclaim.schedule,
-		unread: func() bool { return l.mayPunch && l.slots.unread(l.reader) }} // else its memory stays as it is
+		unread: func() bool { return l.mayPunch && l.slots.unread(l.reader) }} // without mayPunch the memory stays in any case
 	l.slots.init()
 	l.extending.turn = make(chan struct{}, 1)
 	l.reclaim.sweep = l.sweep
@@ -275,7 +274,7 @@ func (l *link) detach(s *slot) {
 func (l *link) die(cause error) {
 	reader := peerThere
 	switch {
-	case l.peer.pidfd == nil: // nothing else will tell
+	case l.peer.pidfd == nil: // nothing will show the end of its process
 		reader = peerGone
 	case cause == errPeerGone:
 		reader = peerHungUp

@@ -21,7 +21,6 @@ import (
 // problem; Karlin et al., Competitive Snoopy Caching, Algorithmica 3, 1988), if that is within
 // mostCopies. After the cache has evicted memory, the count begins again. Binding a window in addition
 // costs little compared with a copy of measureBytes, and is not measured.
-// and is not measured.
 
 const (
 	// offerIdle is what an offer takes beside the transfer: two round trips of 4 µs, and the work of

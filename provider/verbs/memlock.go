@@ -23,7 +23,6 @@ import (
 //
 // Below lowMemlock there are only control buffers, and all bytes go through them. If not even the
 // smallest fit, connecting fails with ReasonResources.
-// not even the smallest fit, connecting fails with ReasonResources.
 const (
 	// MinMemlock is the least limit in bytes. It is enough for four ends of connections, or fewer if a
 	// device's queues are locked memory too.

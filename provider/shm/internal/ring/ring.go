@@ -12,7 +12,6 @@
 //
 // Positions only grow. The low bits of a position are the offset in the ring, the others the lap. A
 // record is a header and a message, and never crosses the end of the ring.
-// lap. A record is a header and a message, and never crosses the end of the ring.
 package ring
 
 import (
