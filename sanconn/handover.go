@@ -202,7 +202,7 @@ func (h *handover) sessionOver(whole bool) (over bool) {
 	case onSAN:
 		h.over = true
 		h.lost = h.lost || !whole && !h.in.begun
-		return !h.both // otherwise the peer may have left, and would take TCP's end for the end of the stream
+		return !h.peerMayHaveLeft() // otherwise the peer may have left, and would take TCP's end for the end of the stream
 	case leaving:
 		h.over = true
 	}
@@ -246,12 +246,15 @@ func (h *handover) peerLeaves(until uint64) error {
 // mayLeave reports whether it is known where the peer's bytes end, on TCP and on the session.
 func (h *handover) mayLeave() bool { return h.both && h.in.begun }
 
-// leftInVain is the transition for leaving that has failed: the session has ended. It reports what
-// sessionOver does.
-func (h *handover) leftInVain() (over bool) {
+// leftInVain is the transition for leaving that has failed: the session has ended.
+func (h *handover) leftInVain() {
 	h.phase = onSAN
-	return h.sessionOver(false)
+	h.sessionOver(false)
 }
+
+// peerMayHaveLeft reports whether leaving has failed after both ends had begun to leave. To a peer that has
+// left, an end of TCP is the stream's, so it must be a reset.
+func (h *handover) peerMayHaveLeft() bool { return h.phase == onSAN && h.both }
 
 // readElsewhere: bytes that are read from TCP by the descriptor are not counted any more. So from then
 // on the end of TCP is the end of the stream, even if the peer dies before it has sent again what was

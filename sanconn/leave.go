@@ -141,15 +141,15 @@ func (c *Conn) leave(s *session.Session, why error) {
 		c.in.rest = &rest{t.unread, c.state.in.at}
 	}
 	c.inVain = err
-	over := false
 	if err == nil {
 		c.leftLocked(t, why)
 	} else {
 		// Each operation meets the session's end by itself, after what had come. Reads meet it once
 		// they turn to the session again. A Read that has met it before this may be late, and would
 		// pass over what was read meanwhile.
-		if over = c.state.leftInVain(); !over {
-			c.tcp.SetLinger(0) // to a peer that has left, TCP's end must be a reset
+		c.state.leftInVain()
+		if c.state.peerMayHaveLeft() {
+			c.tcp.SetLinger(0)
 		}
 		c.out.san.Store(s)
 		s.GiveBackWrite()
@@ -157,7 +157,7 @@ func (c *Conn) leave(s *session.Session, why error) {
 	c.countKeptLocked()
 	flushes, shut := c.state.phase == flushing, c.state.out.shut
 	if err != nil { // after Close the peer must find a reset, and no end before it
-		shut = over && !c.closed.Load()
+		shut = !c.state.peerMayHaveLeft() && !c.closed.Load()
 	}
 	c.steppedLocked()
 	c.mu.Unlock()

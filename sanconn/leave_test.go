@@ -1120,6 +1120,13 @@ func TestASessionThatFailsBeforeItNegotiates(t *testing.T) {
 // A peer that has left is on TCP, whose end is its reader's. So where the session fails at this end behind
 // that, TCP ends by a reset.
 func TestASessionThatFailsWhenThePeerHasLeft(t *testing.T) {
+	for _, linger := range []bool{false, true} {
+		sessionFailsWhenThePeerHasLeft(t, linger)
+	}
+}
+
+func sessionFailsWhenThePeerHasLeft(t *testing.T, linger bool) {
+	t.Helper()
 	p := movedByHand(t, session.Limits{}, 0, nil, func(p *byHand) {
 		p.SendNote(noteAt(newconn.NoteLeave, 0))
 		go func() {
@@ -1139,6 +1146,9 @@ func TestASessionThatFailsWhenThePeerHasLeft(t *testing.T) {
 	p.a.SetReadDeadline(time.Now().Add(patience))
 	if _, err := p.a.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("it reads %v", err)
+	}
+	if linger { // a program may set that before each Close
+		p.a.SetLinger(5)
 	}
 	p.a.Close()
 	p.b.SetReadDeadline(time.Now().Add(patience))

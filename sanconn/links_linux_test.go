@@ -96,10 +96,15 @@ func (k *link) fail(role int) error {
 	from := []func(int) (unix.Sockaddr, error){unix.Getsockname, unix.Getpeername}[role] // of the other end's socket
 	for _, f := range fds {
 		fd, _ := strconv.Atoi(f.Name())
-		if name, err := from(fd); err != nil {
+		fd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) // the number may be another file's from one call to the next
+		if err != nil {
 			continue
-		} else if u, ok := name.(*unix.SockaddrUnix); ok && u.Name == k.name &&
-			unix.Sendto(fd, []byte("no message"), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil) == nil {
+		}
+		name, err := from(fd)
+		u, ok := name.(*unix.SockaddrUnix)
+		sent := err == nil && ok && u.Name == k.name && unix.Sendto(fd, []byte("no message"), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil) == nil
+		unix.Close(fd)
+		if sent {
 			return nil
 		}
 	}

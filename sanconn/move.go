@@ -244,7 +244,7 @@ func (c *Conn) boundAnswerLocked() {
 	}
 	c.state.bounded = true
 	s := c.session
-	time.AfterFunc(silentTimeout, func() {
+	giveUp := func() {
 		c.mu.Lock()
 		proposing := c.session == s && c.state.phase == proposed
 		if proposing {
@@ -256,7 +256,9 @@ func (c *Conn) boundAnswerLocked() {
 		if proposing {
 			s.Abort()
 		}
-	})
+	}
+	// In two halves: a process that was stopped has time for an answer that has come meanwhile.
+	time.AfterFunc(silentTimeout/2, func() { time.AfterFunc(silentTimeout/2, giveUp) })
 }
 
 // dropLocked gives up a proposal. mu is held.

@@ -16,6 +16,9 @@ func (c *Conn) SetLinger(sec int) error {
 	err := c.tcp.SetLinger(sec) // first, as a move reads it
 	c.mu.Lock()
 	c.reset.Store(sec == 0)
+	if c.state.peerMayHaveLeft() {
+		c.tcp.SetLinger(0)
+	}
 	s := c.session
 	c.mu.Unlock()
 	if s != nil {

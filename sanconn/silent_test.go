@@ -4,12 +4,14 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sanconn/san/internal/connpair"
 	"github.com/sanconn/san/internal/newconn"
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/internal/twin"
 	"github.com/sanconn/san/sanconn"
 	"github.com/sanconn/san/session"
@@ -119,3 +121,67 @@ type movedIsAnError struct {
 }
 
 func (m movedIsAnError) Moved(provider string) { m.t.Errorf("it has moved to %s", provider) }
+
+// Each proposal has a time of its own, also one behind another that was refused while an end waited.
+func TestEachProposalIsBounded(t *testing.T) {
+	const silent = 500 * time.Millisecond
+	defer sanconn.SetSilentTimeout(silent)()
+	d, b, err := tcpPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newconn.New(d, newconn.Config{Life: connpair.Nobody{}}).(*sanconn.Conn)
+	closeAtEnd(t, a)
+	h := newconn.HandleOf(a)
+	propose := func() (answer func(), proposed chan error) {
+		ea, eb := twin.Pair(twin.Config{})
+		var asked, asks *session.Session
+		came := make(chan struct{})
+		asked = session.New(eb, session.Config{Accepting: true, OnNote: func(note []byte) {
+			if len(note) > 0 && note[0] == newconn.NoteProposal {
+				close(came)
+			}
+		}})
+		t.Cleanup(asked.Abort)
+		notes := h.Notes()
+		asks = session.New(ea, session.Config{OnNote: func(note []byte) { notes(asks, note) }})
+		t.Cleanup(asks.Abort)
+		go asked.Negotiate(t.Context())
+		proposed = make(chan error, 1)
+		go func() {
+			proposed <- h.Propose(t.Context(), asks, nil, func([]byte) error { return connpair.ErrRefused })
+		}()
+		<-came
+		return func() { asked.SendNote([]byte{newconn.NoteAnswer}) }, proposed
+	}
+	answer, proposed := propose()
+	b.Close()
+	a.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	if _, err := a.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	answer()
+	if err := <-proposed; !errors.Is(err, connpair.ErrRefused) {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, func() error { // so that the first one's time is over much earlier
+		if time.Since(began) < silent/2 {
+			return errors.New("too early")
+		}
+		return nil
+	})
+	again := time.Now()
+	_, proposed = propose()
+	a.SetReadDeadline(time.Now().Add(10 * silent))
+	_, err = a.Read(make([]byte, 1))
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Fatalf("it reads %v", err)
+	}
+	if took := time.Since(again); took < silent {
+		t.Errorf("the second one had %v", took)
+	}
+	if err := <-proposed; !errors.Is(err, syscall.ETIMEDOUT) {
+		t.Error(err)
+	}
+}

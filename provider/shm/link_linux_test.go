@@ -257,3 +257,54 @@ func TestReadBehindALinkThatFails(t *testing.T) {
 		}
 	}
 }
+
+// A link that has failed here ends once its peer has read.
+func TestLinkThatFailsEndsOnceRead(t *testing.T) {
+	leaks(t)
+	for _, dialed := range []bool{true, false} {
+		l := listen(t, Config{})
+		x, y := meet(t, l)
+		if dialed {
+			x, y = y, x
+		}
+		a, b := newPeer(x), newPeer(y)
+		writer := y.(*endpoint).link
+		msg := make([]byte, unreadSize)
+		pattern(msg, 1)
+		b.send(msg)
+		var ev session.Event
+		if !a.poll(&ev) {
+			t.Fatal(a.Err())
+		}
+		writer.die(errMessage)
+		end(b)
+		end(a)
+		testenv.Eventually(t, patience, func() error {
+			writer.mu.Lock()
+			defer writer.mu.Unlock()
+			if !writer.torn {
+				return errors.New("the link is still there")
+			}
+			return nil
+		})
+	}
+}
+
+// What a peer has sent before it closed is read also where the link fails here.
+func TestReadWhatAPeerThatClosedHasSent(t *testing.T) {
+	leaks(t)
+	l := listen(t, Config{})
+	x, y := meet(t, l)
+	a, b := newPeer(x), newPeer(y)
+	msg := make([]byte, 1000)
+	pattern(msg, 1)
+	b.send(msg)
+	b.Close()
+	x.(*endpoint).link.die(errMessage)
+	var ev session.Event
+	if !a.poll(&ev) || !bytes.Equal(ev.Msg, msg) {
+		t.Errorf("%x, %v", ev.Msg, a.Err())
+	}
+	end(b)
+	end(a)
+}

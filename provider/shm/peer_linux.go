@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -71,7 +72,12 @@ func peerPidfd(rc syscall.RawConn, pid int) *os.File {
 		unix.Close(fd)
 		return nil
 	}
-	return os.NewFile(uintptr(fd), "pidfd")
+	f := os.NewFile(uintptr(fd), "pidfd")
+	if f.SetReadDeadline(time.Time{}) != nil { // Go's poller does not have it, and so would not tell the end
+		f.Close()
+		return nil
+	}
+	return f
 }
 
 // overflowUID stands for every user that a user namespace does not map (user_namespaces(7)). In a
