@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http/httptrace"
 	"os"
 	"strings"
 	"syscall"
@@ -274,12 +275,10 @@ func freePort(t testing.TB) string {
 func TestDialRequireEndsWithItsPeer(t *testing.T) {
 	onlyShm(t)
 	l := plainListen(t, "127.0.0.1:0")
-	go func() {
-		if c, err := l.Accept(); err == nil {
-			c.Close()
-		}
-	}()
-	_, err := (&Dialer{Policy: Require}).Dial("tcp", l.Addr().String())
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+		ConnectDone: func(string, string, error) { l.Close() }, // which has not accepted the connection
+	})
+	_, err := (&Dialer{Policy: Require}).DialContext(ctx, "tcp", l.Addr().String())
 	if reasonOf(err) != ReasonStays || !errors.Is(err, syscall.ECONNRESET) { // else it waits for all of its time
 		t.Errorf("it fails with: %v", err)
 	}

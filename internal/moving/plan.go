@@ -89,7 +89,7 @@ func (p *Plan) move(ctx context.Context, h newconn.Handle) *session.Unavailable 
 // connection meanwhile.
 func (p *Plan) moveOpen(ctx context.Context, h newconn.Handle) *session.Unavailable {
 	why := p.move(ctx, h)
-	if why == nil || !reason.Is(why, session.ReasonNoListener, session.ReasonTimeout) || errors.Is(why, newconn.ErrNoAnswer) {
+	if why == nil || !reason.Is(why, session.ReasonNoListener, session.ReasonNotServed, session.ReasonTimeout) || errors.Is(why, newconn.ErrNoAnswer) {
 		return why
 	}
 	if open, err := tcpid.IsOpen(h.TCP()); err != nil || open {
