@@ -385,6 +385,16 @@ func (d *difference) last(end, before int, what ...string) int {
 	return -1
 }
 
+// failedOnTCP reports whether a call of the same end before has found a reset on TCP.
+func (d *difference) failedOnTCP() bool {
+	for i, c := range d.all[:d.at] {
+		if c.end == d.call.end && (strings.Contains(d.onTCP[i], "reset by peer") || strings.Contains(d.onTCP[i], "broken pipe")) {
+			return true
+		}
+	}
+	return false
+}
+
 // reset reports whether the connection of the call that differs was reset before it, as far as
 // its end is concerned: a call there has found that, or the peer's Close was none in order, after
 // SetLinger(0) or with bytes unread.
@@ -525,7 +535,8 @@ var diffExceptions = []diffException{
 		return d.carrier.lane.provider == "verbs" && d.writes() && strings.HasSuffix(d.got, "<nil>") && strings.Contains(d.want, "reset by peer")
 	}},
 	{"a reset: TCP may lose bytes that had come before", func(d *difference) bool {
-		if !d.reads() || !strings.Contains(d.want, "reset by peer") || bytesIn(d.got) <= bytesIn(d.want) {
+		reset := strings.Contains(d.want, "reset by peer") || strings.HasSuffix(d.want, "EOF") && d.failedOnTCP() // a Write was told
+		if !d.reads() || !reset || bytesIn(d.got) <= bytesIn(d.want) {
 			return false
 		}
 		peer := d.call.peer() // here nothing is lost, and if it has closed in order, it is the end that is found
