@@ -128,6 +128,22 @@ func TestCountedReadReadsTheConnection(t *testing.T) {
 	})
 }
 
+// proposes has an end propose to move, and returns once it has, and what comes of it.
+func proposes(t *testing.T, c *sanconn.Conn, ep session.Endpoint) (proposed chan error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	proposed = make(chan error, 1)
+	go func() { proposed <- connpair.Propose(ctx, c, ep, session.Config{}, nil) }()
+	testenv.Eventually(t, patience, func() error {
+		if state := c.Debug(); !strings.Contains(state, "proposed") {
+			return errors.New(state)
+		}
+		return nil
+	})
+	return proposed
+}
+
 // A peer that has moved, and died before its answer came, may have sent what is lost: TCP's end is a cut,
 // also to a function that is not known yet to read by syscall.Read.
 func TestCountedReadOfACutMove(t *testing.T) {
@@ -223,16 +239,7 @@ func TestUncountedBehindAProposal(t *testing.T) {
 	if n, err := r.Read(buf); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	proposed := make(chan error, 1)
-	go func() { proposed <- connpair.Propose(ctx, a, ea, session.Config{}, nil) }()
-	testenv.Eventually(t, patience, func() error {
-		if state := a.Debug(); !strings.Contains(state, "proposed") {
-			return errors.New(state)
-		}
-		return nil
-	})
+	proposed := proposes(t, a, ea)
 	b.Write([]byte("abcdef"))
 	if err := r.raw.Read(func(fd uintptr) bool {
 		_, _, err := syscall.Recvfrom(int(fd), buf[:3], 0)
@@ -584,16 +591,7 @@ func TestCountedReadBehindAnOpenEnd(t *testing.T) {
 	if n, err := r.Read(buf); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	proposed := make(chan error, 1)
-	go func() { proposed <- connpair.Propose(ctx, a, ea, session.Config{}, nil) }()
-	testenv.Eventually(t, patience, func() error {
-		if state := a.Debug(); !strings.Contains(state, "proposed") {
-			return errors.New(state)
-		}
-		return nil
-	})
+	proposed := proposes(t, a, ea)
 	newconn.HandleOf(b).TCP().CloseWrite()
 	a.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 	if n, err := r.Read(buf); !errors.Is(err, os.ErrDeadlineExceeded) {
