@@ -159,9 +159,9 @@ func (t *slotTable) unread(by peerEnd) bool {
 }
 
 // unmap unmaps all segments. No slot is in use at this end. With punch it first gives back the memory
-// that this end has written, which the peer could keep by the segment's descriptor. A peer that has not
-// ended the link may still have bytes to read: then these stay, and so do the controls that tell it how
-// many. Without punch, memory that the peer keeps counts as its user's (unmapKept).
+// that this end has written, which the peer could keep by the segment's descriptor. Bytes that the peer
+// may still read stay. So do, for a peer that has not hung up, the controls that tell it how many they
+// are. Without punch, memory that the peer keeps counts as its user's (unmapKept).
 func (t *slotTable) unmap(punch bool, by peerEnd) {
 	t.mu.Lock()
 	segments := t.segments
