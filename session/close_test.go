@@ -461,6 +461,21 @@ func TestAbortInTheMiddleOfACall(t *testing.T) {
 	}
 }
 
+// Over uses the endpoint no more once that was retired.
+func TestOverAfterClose(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		a, _, ea, _ := pair(t, cfg, session.Config{})
+		if err := a.Over(); err != nil {
+			t.Errorf("over while it lives: %v", err)
+		}
+		a.Close()
+		if <-a.Closed(); !ea.Retired() {
+			t.Error("not retired")
+		}
+		wantErr(t, "Over", a.Over(), session.ErrClosed)
+	})
+}
+
 // Close and Abort are acknowledged at once, or their sender would keep its endpoint until
 // CloseTimeout; not on a ring.
 func TestTheEndIsAcknowledged(t *testing.T) {

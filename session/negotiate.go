@@ -51,10 +51,12 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 	defer context.AfterFunc(ctx, s.rd.signal)()
 	s.rd.slept.Store(true) // then it does not poll: a move is in the background, and many moves wait for processors
 	s.attempt(&s.rd, func(bool) (want Events) {
+		if s.rd.state.Load()&stClosed != 0 { // first: if Close has begun before, the endpoint may be retired
+			err = ErrClosed
+			return 0
+		}
 		if want, err = s.negotiateStep(); want != 0 {
-			if err = ctx.Err(); err == nil && s.rd.state.Load()&stClosed != 0 {
-				err = ErrClosed
-			}
+			err = ctx.Err()
 		}
 		if err != nil {
 			return 0

@@ -361,3 +361,25 @@ func TestCloseBeforeNegotiation(t *testing.T) {
 		})
 	}
 }
+
+// Close does not wait for a Negotiate that begins after it has ended all operations, as one on a
+// goroutine of its own can, and retires the endpoint: Negotiate must not use that any more.
+func TestNegotiateBesideClose(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &secondErr{}
+		s, _, p := rawPairOn(t, ring, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		p.send(tNegotiate, 0, parameters(version, 0, 4096, 0)...)
+		pass(2 * latency)
+		err := errors.New("Close has not looked at the endpoint")
+		act := func() { err = s.Negotiate(context.Background()) }
+		e.act.Store(&act)
+		e.asked.Store(1) // Close's first look, behind the end of all operations
+		if err := s.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		wantErr(t, "Negotiate", err, session.ErrClosed)
+	})
+}

@@ -43,7 +43,7 @@ type Session struct {
 	began time.Time
 	who   atomic.Pointer[func() string] // see Name
 
-	epMu    sync.Mutex // held while Debug describes the endpoint
+	epMu    sync.Mutex // held while Debug or Over use the endpoint
 	retired bool       // the endpoint is retired, or about to be; guarded by epMu
 }
 

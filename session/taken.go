@@ -101,9 +101,16 @@ func (w *writing) WriteTaken(p []byte) (int, error) {
 	return n, err
 }
 
-// Over returns why the connection is over, for OnNote, or nil. If the process of a ring's peer has
-// ended, or closed, the error is EPIPE.
-func (s *Session) Over() error { return s.over() }
+// Over returns why the connection is over, or nil. If the process of a ring's peer has ended, or
+// closed, the error is EPIPE. Once this end has closed and released everything, it is ErrClosed.
+func (s *Session) Over() error {
+	s.epMu.Lock()
+	defer s.epMu.Unlock()
+	if s.retired {
+		return ErrClosed
+	}
+	return s.over()
+}
 
 // Withdraw takes a session back that its peer has not taken; then the session has to be aborted. It
 // returns false if the peer has taken it, or may yet: see Withdrawer.
