@@ -135,23 +135,29 @@ func TestSearchListsAgain(t *testing.T) {
 
 // That nobody had a name of a port does not count once this process has one: ports come again.
 func TestSearchOfAPortThatIsOurs(t *testing.T) {
-	to := acceptors(t, 0)
-	asked := 0
-	q := Search{At: Here(0, to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
-		drop(ep)
-		asked++
-		return nil
-	}}
-	if err := q.Run(t.Context()); !reason.Is(err, session.ReasonNoListener) {
-		t.Fatal(err)
-	}
-	n, err := Open(Here(0, to.Port()), "", session.Config{}, func(ep session.Endpoint, _ bool, _ session.Config) { drop(ep) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer n.Close()
-	if err := q.Run(t.Context()); err != nil || asked != 1 {
-		t.Errorf("%d are asked, %v", asked, err)
+	for _, dir := range []string{"", t.TempDir()} {
+		to := acceptors(t, 0)
+		at := Here(0, to.Port())
+		if dir != "" {
+			at = Place{Dir: dir, Peer: to}
+		}
+		asked := 0
+		q := Search{At: at, To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
+			drop(ep)
+			asked++
+			return nil
+		}}
+		if err := q.Run(t.Context()); !reason.Is(err, session.ReasonNoListener, session.ReasonNotServed) {
+			t.Fatal(err)
+		}
+		n, err := Open(Here(0, to.Port()), dir, session.Config{}, func(ep session.Endpoint, _ bool, _ session.Config) { drop(ep) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.Close()
+		if err := q.Run(t.Context()); err != nil || asked != 1 {
+			t.Errorf("directory %q: %d are asked, %v", dir, asked, err)
+		}
 	}
 }
 
