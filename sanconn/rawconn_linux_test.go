@@ -447,10 +447,15 @@ func TestTheDescriptorShowsWhatIsUnread(t *testing.T) {
 					var n int
 					var rerr error
 					err := use(b, func(fd uintptr) {
-						n, _, rerr = syscall.Recvfrom(int(fd), got[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+						n, _, rerr = syscall.Recvfrom(int(fd), got[:], syscall.MSG_DONTWAIT)
 					})
 					if err != nil || rerr != nil || string(got[:n]) != "unread" {
 						t.Fatalf("%v, %v, %d bytes", err, rerr, n)
+					}
+					a.Close()
+					b.SetReadDeadline(time.Now().Add(patience))
+					if n, err := b.Read(got[:]); err != io.EOF { // what came by the descriptor is not missing
+						t.Fatalf("behind that: %d bytes, %v", n, err)
 					}
 				}
 			})
