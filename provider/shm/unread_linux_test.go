@@ -7,6 +7,7 @@ import (
 	"os"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
@@ -126,6 +127,37 @@ func TestUnreadStaysWhileAnUnusedLinkEnds(t *testing.T) {
 	}
 	for range cacheTicks {
 		k.sweep()
+	}
+	readPatterns(t, a, len(msg), n)
+}
+
+// … and once it has ended.
+func TestUnreadStaysWhenAnUnusedLinkHasEnded(t *testing.T) {
+	leaks(t)
+	l := listen(t, Config{})
+	x, y := meet(t, l)
+	a, b := newPeer(x), newPeer(y)
+	defer end(a)
+	k := y.(*endpoint).link
+	ended := make(chan struct{})
+	k.mu.Lock()
+	dismantle := k.lifetime.dismantle
+	k.lifetime.dismantle = func() { dismantle(); close(ended) }
+	k.mu.Unlock()
+	const n = 20
+	msg := make([]byte, 4096)
+	for i := range n {
+		pattern(msg, uint64(i))
+		if !b.send(msg) {
+			t.Fatal(b.Err())
+		}
+	}
+	end(b)
+	l.Close()
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Fatal("the link goes on")
 	}
 	readPatterns(t, a, len(msg), n)
 }
