@@ -285,7 +285,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 
 // accepted returns what Accept returns for a connection that TCP has accepted.
 func (l *Listener) accepted(tcp *net.TCPConn) net.Conn {
-	if len(l.acceptors) == 0 {
+	if l.choice.Without != nil {
 		return plain(tcp, l.choice.Without, false)
 	}
 	return l.takeOn(tcp)

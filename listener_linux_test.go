@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -398,6 +400,56 @@ func TestRequireWantsAllBytes(t *testing.T) {
 			}
 			if took := time.Since(began); took > requireTimeout/2 {
 				t.Errorf("it took %v", took)
+			}
+		})
+	}
+}
+
+// A listener goes on with the providers that can serve it, and tells of the others. Without any, the reason
+// is a failure, if there was one, rather than that there is no such SAN; and that alone is counted of a host
+// that has one.
+func TestWhatAListenerLacks(t *testing.T) {
+	absent, fails := &Unavailable{Reason: ReasonNotServed}, &Unavailable{Reason: ReasonResources}
+	for name, of := range map[string]struct {
+		refuse  [2]error // by the two providers
+		has     []string
+		reason  Reason // of connections
+		counted map[Reason]uint64
+	}{
+		"neither":                   {[2]error{nil, nil}, []string{"first", "second"}, ReasonNone, nil},
+		"the first":                 {[2]error{absent, nil}, []string{"second"}, ReasonNone, nil},
+		"the second, by fault":      {[2]error{nil, fails}, []string{"first"}, ReasonNone, map[Reason]uint64{ReasonResources: 1}},
+		"both":                      {[2]error{absent, absent}, nil, ReasonNotServed, map[Reason]uint64{ReasonNotServed: 1}},
+		"both, the second by fault": {[2]error{absent, fails}, nil, ReasonResources, map[Reason]uint64{ReasonResources: 1}},
+		"both, the first by fault":  {[2]error{fails, absent}, nil, ReasonResources, map[Reason]uint64{ReasonResources: 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			useProviders(t, &fake{called: "first", refuse: of.refuse[0]}, &fake{called: "second", refuse: of.refuse[1]})
+			before := Stats().Listeners
+			l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
+			counted := Stats().Listeners
+			maps.DeleteFunc(counted, func(r Reason, n uint64) bool { return n == before[r] })
+			for r := range counted {
+				counted[r] -= before[r]
+			}
+			if !maps.Equal(counted, of.counted) {
+				t.Errorf("%v are counted", counted)
+			}
+			if has := l.Providers(); !slices.Equal(has, of.has) || len(l.Unavailable()) != 2-len(has) {
+				t.Errorf("it has %v, and lacks %v", has, l.Unavailable())
+			}
+			d, err := net.Dial("tcp", l.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			c, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if _, may := c.(*sanconn.Conn); may != (of.has != nil) || !may && InfoOf(c).Fallback != of.reason {
+				t.Errorf("a %T, %v", c, InfoOf(c).Fallback)
 			}
 		})
 	}

@@ -102,7 +102,6 @@ func (c *Conn) counted(use int64) {
 
 // have makes TCP carry the connection, until release.
 func (d *tcpDescriptor) have(c *Conn) error {
-	d.exposed.Add(1)
 	c.mu.Lock()
 	d.users++
 	err := c.backLocked()

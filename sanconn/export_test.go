@@ -85,6 +85,25 @@ func (c *Conn) change(f func(*handover)) {
 // SessionOf returns the session that a connection's Reads go by; nil: they go by TCP.
 func SessionOf(c *Conn) *session.Session { return c.in.san.Load() }
 
+// EndLate ends the stream as a CloseWrite does that has found the connection on a session which it has left
+// since, and reports whether Writes go by that.
+func EndLate(c *Conn, s *session.Session) bool {
+	c.change(func(h *handover) { h.out.shut = true })
+	c.endStream(s, (*session.Session).CloseWrite)
+	return c.out.san.Load() != nil
+}
+
+// Lent is how many descriptors syscall.Read takes for lent ones, and how many are in its table.
+func Lent() (n, in int) {
+	for i := range lent.shelves {
+		s := &lent.shelves[i]
+		s.mu.Lock()
+		in += len(s.by)
+		s.mu.Unlock()
+	}
+	return int(lent.n.Load()), in
+}
+
 // AwaitUrgent waits as WriteUrgent does.
 func AwaitUrgent(end time.Time, c *Conn) error { return c.moveForUrgent(end) }
 

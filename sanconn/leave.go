@@ -243,10 +243,7 @@ func (c *Conn) exchange(s *session.Session) (t taken, err error) {
 		wrote <- err
 	}()
 	t.returned, err = readTaken(s, t.returned, toTheEnd, min(back, s.WritePosition()))
-	if err != nil {
-		s.Abort() // ends the Write
-	}
-	if err = errors.Join(err, <-wrote); err != nil {
+	if err = errors.Join(err, <-wrote); err != nil { // what fails the Read ends the Write as well
 		return t, err
 	}
 	// If this process ends now, what goes by TCP from here on must not come without what went by the

@@ -219,6 +219,11 @@ func TestALateOperationBehindAWayBack(t *testing.T) {
 				}
 			}
 		}
+		for i, c := range []*sanconn.Conn{a, b} {
+			if sanconn.EndLate(c, found[i]) {
+				t.Errorf("%s: CloseWrite has Writes go by the session that was left", carrier.name)
+			}
+		}
 	}
 }
 
@@ -366,6 +371,10 @@ func TestAPeerThatLeavesTooFew(t *testing.T) {
 	}
 	if err := sanconn.LeaveSAN(p.a); err == nil {
 		t.Error("it has left")
+	}
+	p.a.SetReadDeadline(time.Now().Add(patience))
+	if got, err := io.ReadAll(p.a); len(got) > 5 || !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("read %d bytes, %v", len(got), err)
 	}
 }
 
@@ -730,6 +739,7 @@ func TestTheWayBackFromAPeerThatHasClosed(t *testing.T) {
 		}
 		return nil
 	})
+	left := sanconn.SessionOf(b)
 	began := time.Now()
 	if _, err := b.File(); err == nil || errors.Is(err, syscall.ETIMEDOUT) {
 		t.Errorf("after %v: %v", time.Since(began), err)
@@ -743,6 +753,11 @@ func TestTheWayBackFromAPeerThatHasClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Close()
+	select {
+	case <-left.Closed():
+	case <-time.After(patience):
+		t.Error("the session is not given back")
+	}
 }
 
 // The end of a peer that has closed is found before its begin is, which tells behind how much of TCP its
@@ -1365,6 +1380,9 @@ func TestStarvingConnectionsGoBackInTurns(t *testing.T) {
 		roomy, _ := starving(2 * sanconn.MostOfRing)
 		if !left(first) {
 			t.Fatal("the first one does not go back")
+		}
+		if kept := sanconn.KeptOfAll(); kept != int64(len("unread")) {
+			t.Errorf("%d bytes count of one that has left", kept)
 		}
 		if left(second) {
 			t.Errorf("another one goes back before %s", end.name)

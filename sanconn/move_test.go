@@ -227,6 +227,33 @@ func TestALongWriteMovesInItsMiddle(t *testing.T) {
 	}
 }
 
+// Its deadline ends such a Write as any other, also where it has got to the session.
+func TestADeadlineOfALongWriteThatMoves(t *testing.T) {
+	a, b, move := onTCPPair(t, newconn.Config{})
+	done := make(chan error, 1)
+	go func() {
+		_, err := a.Write(make([]byte, 64<<20)) // more than both have room for
+		done <- err
+	}()
+	read := func() {
+		if _, err := b.Read(make([]byte, 64<<10)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read()
+	if err := move(); err != nil {
+		t.Fatal(err)
+	}
+	for s := a.Stats(); s.BytesSent == s.TCPBytesSent; s = a.Stats() {
+		read() // TCP has room only then
+	}
+	a.SetWriteDeadline(time.Now())
+	var op *net.OpError
+	if err := <-done; !errors.Is(err, os.ErrDeadlineExceeded) || !errors.As(err, &op) {
+		t.Errorf("%T: %v", err, err)
+	}
+}
+
 // Where either end leaves the session before such a Write has got there, it goes on by TCP.
 func TestALongWriteThatDoesNotMoveInItsMiddle(t *testing.T) {
 	all := pattern(24 << 20) // more than TCP has room for

@@ -447,10 +447,15 @@ func TestTheDescriptorShowsWhatIsUnread(t *testing.T) {
 					var n int
 					var rerr error
 					err := use(b, func(fd uintptr) {
-						n, _, rerr = syscall.Recvfrom(int(fd), got[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+						n, _, rerr = syscall.Recvfrom(int(fd), got[:], syscall.MSG_DONTWAIT)
 					})
 					if err != nil || rerr != nil || string(got[:n]) != "unread" {
 						t.Fatalf("%v, %v, %d bytes", err, rerr, n)
+					}
+					a.Close()
+					b.SetReadDeadline(time.Now().Add(patience))
+					if n, err := b.Read(got[:]); err != io.EOF { // what came by the descriptor is not missing
+						t.Fatalf("behind that: %d bytes, %v", n, err)
 					}
 				}
 			})
@@ -655,11 +660,19 @@ func TestRawReadShowsWhatAClosedPeerHasLeft(t *testing.T) {
 // Where there is no way back, as the session has ended, a function of Read has what was taken from that on
 // the way, and what it has, and then finds how it has ended, as the connection's Read does.
 func TestRawReadBehindAWayBackInVain(t *testing.T) {
-	for _, taken := range []bool{true, false} {
-		ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
+	for _, what := range []string{"taken", "not taken", "left in the ring"} {
+		limits := session.Limits{Window: 32}
+		if what == "left in the ring" {
+			limits = session.Limits{}
+		}
+		ea, eb := twin.Pair(twin.Config{Limits: limits})
 		a, b := pipeOver(t, ea, eb, nil)
 		sendUnread(t, b, a)
-		if taken {
+		switch what {
+		case "left in the ring":
+			a.Write([]byte("what the other end dies without having read"))
+			eb.Kill()
+		case "taken":
 			if _, err := b.Reserve(1); err != nil { // so b does not answer
 				t.Fatal(err)
 			}
@@ -676,8 +689,11 @@ func TestRawReadBehindAWayBackInVain(t *testing.T) {
 			if err := <-failed; err == nil {
 				t.Fatal("it has left")
 			}
-		} else {
+		default:
 			eb.Kill()
+		}
+		if err := rawOf(t, a).Read(func(uintptr) bool { return false }); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: a function that waits for more: %v", what, err)
 		}
 		wantRecv(t, a, 2, 0, "un", nil)
 		wantRecv(t, a, 100, 0, "read", nil)

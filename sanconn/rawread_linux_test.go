@@ -125,6 +125,9 @@ func TestCountedReadReadsTheConnection(t *testing.T) {
 		if st := b.Stats(); st.BytesReceived != uint64(len(sent)) {
 			t.Errorf("%d bytes were counted of %d", st.BytesReceived, len(sent))
 		}
+		if n, in := sanconn.Lent(); n != 0 || in != 0 { // the number may be another descriptor's from then on
+			t.Errorf("%d descriptors count as lent, %d are in the table", n, in)
+		}
 	})
 }
 

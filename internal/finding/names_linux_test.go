@@ -103,10 +103,11 @@ func TestANameIsTriedAgain(t *testing.T) {
 			x := set.use(Place{Dir: "/run"}, session.Config{}, nil)
 			time.Sleep(againIn)
 			synctest.Wait()
-			if set.release(x); tries != 2 {
+			set.release(x)
+			time.Sleep(againIn)
+			if tries != 2 { // nor again for nobody
 				t.Errorf("%v: %d tries", why, tries)
 			}
-			time.Sleep(againIn)
 		})
 	}
 	port := unusedPort()
@@ -130,6 +131,42 @@ func TestANameIsTriedAgain(t *testing.T) {
 	if err != nil || len(names) != 1 {
 		t.Errorf("names %q, %v", names, err)
 	}
+}
+
+// A name in a directory is tried by one user at a time, and no more often than every againIn, and stays until
+// the last one has gone.
+func TestANameOfSeveralInADirectory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		goOn := make(chan struct{})
+		tries := 0
+		set := nameSet{names: make(map[Place]*name), listen: func(uint16, shm.Config, func(session.Endpoint)) (*shm.Listener, error) {
+			tries++
+			<-goOn
+			return nil, &session.Unavailable{Reason: session.ReasonPermission}
+		}}
+		use := func() *name { return set.use(Place{Dir: "/run"}, session.Config{}, nil) }
+		want := func(n int, when string) {
+			t.Helper()
+			if synctest.Wait(); tries != n {
+				t.Errorf("%d tries %s", tries, when)
+			}
+		}
+		go use()
+		synctest.Wait()
+		x := use()
+		want(1, "while the first goes on")
+		close(goOn)
+		synctest.Wait()
+		use()
+		want(1, "right behind it")
+		time.Sleep(againIn)
+		want(1, "by itself, for a user who may not")
+		set.release(x)
+		if use() != x {
+			t.Error("there is another name, though it has users")
+		}
+		want(2, "by the next user")
+	})
 }
 
 // Of several that take a port's name at once each knows whether it is there.

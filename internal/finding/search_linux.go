@@ -80,7 +80,7 @@ func (q Search) Run(ctx context.Context) error {
 	if hint.last != "" && hint.user == q.User && !slices.Contains(hint.Silent, hint.last) {
 		ask(hint.last)
 	}
-	if !found && !done && time.Since(HintOf(q.to()).nobodyAt) < nobodyFor && !own.has(q.At) {
+	if !found && !done && time.Since(HintOf(q.to()).nobodyAt) < nobodyFor && !own.has(q.own()) {
 		return q.nobody()
 	}
 	if done {
@@ -127,6 +127,11 @@ func (q Search) Run(ctx context.Context) error {
 // to is the place at which a search that finds nobody is noted: another address of the port may have a
 // process.
 func (q Search) to() Place { return Place{q.At.Dir, q.At.Namespace, q.To} }
+
+// own is the place at which this process has its name if it accepts for the port: at all addresses alike.
+func (q Search) own() Place {
+	return Place{q.At.Dir, q.At.Namespace, netip.AddrPortFrom(netip.Addr{}, q.At.Peer.Port())}
+}
 
 func (q Search) nobody() error {
 	if q.At.Dir != "" {

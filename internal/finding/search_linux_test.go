@@ -135,23 +135,29 @@ func TestSearchListsAgain(t *testing.T) {
 
 // That nobody had a name of a port does not count once this process has one: ports come again.
 func TestSearchOfAPortThatIsOurs(t *testing.T) {
-	to := acceptors(t, 0)
-	asked := 0
-	q := Search{At: Here(0, to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
-		drop(ep)
-		asked++
-		return nil
-	}}
-	if err := q.Run(t.Context()); !reason.Is(err, session.ReasonNoListener) {
-		t.Fatal(err)
-	}
-	n, err := Open(Here(0, to.Port()), "", session.Config{}, func(ep session.Endpoint, _ bool, _ session.Config) { drop(ep) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer n.Close()
-	if err := q.Run(t.Context()); err != nil || asked != 1 {
-		t.Errorf("%d are asked, %v", asked, err)
+	for _, dir := range []string{"", t.TempDir()} {
+		to := acceptors(t, 0)
+		at := Here(0, to.Port())
+		if dir != "" {
+			at = Place{Dir: dir, Peer: to}
+		}
+		asked := 0
+		q := Search{At: at, To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
+			drop(ep)
+			asked++
+			return nil
+		}}
+		if err := q.Run(t.Context()); !reason.Is(err, session.ReasonNoListener, session.ReasonNotServed) {
+			t.Fatal(err)
+		}
+		n, err := Open(Here(0, to.Port()), dir, session.Config{}, func(ep session.Endpoint, _ bool, _ session.Config) { drop(ep) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.Close()
+		if err := q.Run(t.Context()); err != nil || asked != 1 {
+			t.Errorf("directory %q: %d are asked, %v", dir, asked, err)
+		}
 	}
 }
 
@@ -442,3 +448,72 @@ type isUp struct{ context.Context }
 
 func (isUp) Done() <-chan struct{} { return nil }
 func (isUp) Err() error            { return context.DeadlineExceeded }
+
+// That nobody was found is remembered for nobodyFor, and forgotten once somebody is.
+func TestNobodyIsRemembered(t *testing.T) {
+	to := acceptors(t, 0)
+	asked := 0
+	q := Search{At: Here(0, to.Port()), To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
+		drop(ep)
+		asked++
+		return nil
+	}}
+	defer Note(q.At, func(h *Hint) { *h = Hint{} })
+	if err := q.Run(t.Context()); !reason.Is(err, session.ReasonNoListener) || HintOf(q.to()).nobodyAt.IsZero() {
+		t.Fatal(err)
+	}
+	accepts(t, to)
+	found := func(at time.Time) bool {
+		Note(q.to(), func(h *Hint) { h.nobodyAt = at })
+		return q.Run(t.Context()) == nil
+	}
+	if found(time.Now().Add(time.Hour)) || asked > 0 { // however slow the test is
+		t.Error("it is searched again at once")
+	}
+	if !found(time.Now().Add(-nobodyFor)) || !HintOf(q.to()).nobodyAt.IsZero() {
+		t.Errorf("%v is remembered behind that time", HintOf(q.to()).nobodyAt)
+	}
+}
+
+// A process was silent if it has not answered in a time that was long enough.
+func TestWhoIsSilent(t *testing.T) {
+	to := acceptors(t, 1)
+	at := Here(0, to.Port())
+	defer Note(at, func(h *Hint) { *h = Hint{} })
+	timeout := &session.Unavailable{Reason: session.ReasonTimeout}
+	for name, of := range map[string]struct {
+		left   time.Duration // of the search's time; 0: it has no end
+		cancel bool
+		err    error
+		silent bool
+	}{
+		"it has not taken the proposal": {0, false, newconn.ErrNotTaken, true},
+		"it has not answered":           {time.Hour, false, timeout, true},
+		"there was no time":             {AnswersIn / 2, false, timeout, false},
+		"it was given up":               {0, true, newconn.ErrNotTaken, false},
+		"it has not decided":            {0, false, hello.Answer{Code: hello.Unknown, Undecided: true}.Err(), false},
+		"it has answered":               {0, false, hello.Answer{Code: hello.Refused}.Err(), false},
+	} {
+		Note(at, func(h *Hint) { *h = Hint{} })
+		ctx, cancel := context.WithCancel(t.Context())
+		Search{At: at, To: to, User: uint32(os.Geteuid()), Propose: func(_ context.Context, ep session.Endpoint) error {
+			drop(ep)
+			if of.cancel {
+				cancel()
+			}
+			return of.err
+		}}.Run(ends{ctx, of.left})
+		cancel()
+		if silent := len(HintOf(at).Silent) > 0; silent != of.silent {
+			t.Errorf("%s: silent: %v", name, silent)
+		}
+	}
+}
+
+// ends is the context of an attempt that has so much time left, whenever it looks.
+type ends struct {
+	context.Context
+	left time.Duration
+}
+
+func (e ends) Deadline() (time.Time, bool) { return time.Now().Add(e.left), e.left > 0 }

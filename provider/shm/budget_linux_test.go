@@ -12,3 +12,17 @@ func TestBudgetFollowsTheMemoryLimit(t *testing.T) {
 		}
 	}
 }
+
+// What connections hold that starve leaves half to this user's own, whatever others' processes do.
+func TestSpareOfOtherUsers(t *testing.T) {
+	for dir, part := range map[string]int64{"": 1, t.TempDir(): 2} { // there another container's process may be found
+		t.Run(dir, func(t *testing.T) {
+			a, b := pair(t, Config{Dir: dir})
+			for _, p := range []*peer{a, b} {
+				if got := p.Endpoint.(*endpoint).Spare(); got != budget().Most()/part {
+					t.Errorf("%d of %d", got, budget().Most())
+				}
+			}
+		})
+	}
+}

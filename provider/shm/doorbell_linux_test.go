@@ -210,6 +210,14 @@ func TestOtherDescriptorsAreNoDoorbells(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer closeAll(pipe[:])
+	if _, err := unix.Write(pipe[1], make([]byte, 8)); err != nil { // which a read could take without blocking
+		t.Fatal(err)
+	}
+	packets, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(packets)
 	tcp, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -221,7 +229,7 @@ func TestOtherDescriptorsAreNoDoorbells(t *testing.T) {
 	}
 	defer func() { d.at.Close(); d.passed() }()
 	for name, fd := range map[string]int{
-		"an eventfd without a count": event, "a pipe": pipe[1], "TCP": tcp, "nothing": -1,
+		"an eventfd without a count": event, "a pipe": pipe[1], "a pipe's other end": pipe[0], "TCP": tcp, "packets": packets, "nothing": -1,
 	} {
 		if err := d.setPeer(fd); !errors.Is(err, errDoorbell) || d.peer != -1 {
 			t.Errorf("%s: %v", name, err)

@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"github.com/sanconn/san/provider/shm/internal/quota"
 	"github.com/sanconn/san/provider/shm/internal/ring"
 	"github.com/sanconn/san/session"
 )
@@ -20,8 +21,15 @@ func (e *endpoint) Reserve(least, most int) []byte {
 func (e *endpoint) Starved() bool { return e.out.Starved() }
 
 // Spare implements session.Starver. It is as much as rings may take: a process that may have little
-// memory for rings has little for other things, too.
-func (e *endpoint) Spare() int64 { return e.link.slots.memory.Most() }
+// memory for rings has little for other things, too. Connections to other users' processes leave half of
+// it: these may never finish the way back, and hold it as long as they live.
+func (e *endpoint) Spare() int64 {
+	most := e.link.slots.memory.Most()
+	if e.link.ringUser() != quota.Own {
+		most /= 2
+	}
+	return most
+}
 
 func (e *endpoint) Commit(n int) { e.afterSending(e.out.Commit(n)) }
 

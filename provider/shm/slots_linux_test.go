@@ -154,7 +154,9 @@ func TestTakeReapsWhatThePeerIsDoneWith(t *testing.T) {
 	if slots.allocate() != nil {
 		t.Fatal("a slot too many")
 	}
-	slots.giveBack(all[5])
+	for i := range 2 * reapLook { // the last ones are looked at first
+		slots.giveBack(all[5+i])
+	}
 	if slots.allocate() != nil {
 		t.Fatal("a slot that the peer still uses")
 	}
@@ -166,6 +168,27 @@ func TestTakeReapsWhatThePeerIsDoneWith(t *testing.T) {
 		if slots.at(n) != nil {
 			t.Errorf("there is a slot %d", n)
 		}
+	}
+}
+
+// A slot that the peer has refused once is like any other afterwards.
+func TestSlotBehindARefusal(t *testing.T) {
+	slots := table(t)
+	s := slots.allocate()
+	s.begin(false)
+	if !slots.noteRefused(s) {
+		t.Fatal("a refusal was not taken")
+	}
+	slots.giveBack(s)
+	for next := slots.allocate(); next != s; next = slots.allocate() {
+		if next == nil {
+			t.Fatal("it is not free")
+		}
+	}
+	s.begin(true)
+	slots.giveBack(s)
+	if slots.allocate() != nil {
+		t.Error("free while the peer's end is open")
 	}
 }
 

@@ -7,7 +7,9 @@ import (
 	"os"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/sanconn/san/internal/testenv"
 	"github.com/sanconn/san/session"
 )
 
@@ -30,6 +32,20 @@ func init() {
 					p.Drop()
 				}
 			}
+			fmt.Println("done")
+			untilStdinEnds()
+		})
+	}
+	// Keeps a message of its connection, which it ends, and hangs up.
+	roles["hang up"] = func() error {
+		return serveRole(func(p *peer) {
+			if !p.poll(new(session.Event)) {
+				fmt.Println("error", p.Err())
+				return
+			}
+			p.Keep()
+			p.Close()
+			hangUp(p.Endpoint.(*endpoint).link.control.UnixConn)
 			fmt.Println("done")
 			untilStdinEnds()
 		})
@@ -113,4 +129,65 @@ func TestUnreadStaysWhileAnUnusedLinkEnds(t *testing.T) {
 		k.sweep()
 	}
 	readPatterns(t, a, len(msg), n)
+}
+
+// … and once it has ended.
+func TestUnreadStaysWhenAnUnusedLinkHasEnded(t *testing.T) {
+	leaks(t)
+	l := listen(t, Config{})
+	x, y := meet(t, l)
+	a, b := newPeer(x), newPeer(y)
+	defer end(a)
+	k := y.(*endpoint).link
+	ended := make(chan struct{})
+	k.mu.Lock()
+	dismantle := k.lifetime.dismantle
+	k.lifetime.dismantle = func() { dismantle(); close(ended) }
+	k.mu.Unlock()
+	const n = 20
+	msg := make([]byte, 4096)
+	for i := range n {
+		pattern(msg, uint64(i))
+		if !b.send(msg) {
+			t.Fatal(b.Err())
+		}
+	}
+	end(b)
+	l.Close()
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Fatal("the link goes on")
+	}
+	readPatterns(t, a, len(msg), n)
+}
+
+// What a peer that has hung up may still read stays until its process ends, and no longer.
+func TestUnreadStaysUntilTheProcessEnds(t *testing.T) {
+	leaks(t)
+	c := spawn(t, "hang up", nil)
+	p := dialChild(t, c, Config{})
+	k := p.Endpoint.(*endpoint).link
+	if k.peer.pidfd == nil {
+		testenv.MissingKernel(t, "pidfd")
+	}
+	if !p.send(make([]byte, 8)) {
+		t.Fatal(p.Err())
+	}
+	c.line(t, "done")
+	testenv.Eventually(t, patience, func() error {
+		if !k.over() {
+			return errors.New("the link goes on")
+		}
+		return nil
+	})
+	end(p)
+	k.mu.Lock()
+	torn := k.torn
+	k.mu.Unlock()
+	if torn {
+		t.Error("the link is given up while the peer lives")
+	}
+	c.kill()
+	awaitNoLinks(t)
 }
