@@ -72,6 +72,7 @@ func TestCloseOnTheWayBack(t *testing.T) {
 // A Peek or Read that has found the session, and comes to it only behind a way back that was in
 // vain, has to look again: what was read meanwhile comes first, and nobody would end its loan.
 func TestALateReadBehindAWayBackInVain(t *testing.T) {
+	defer sanconn.SetAnswerTime(time.Millisecond)()
 	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
 	a, b := pipeOver(t, ea, eb, nil)
 	sendUnread(t, b, a)
@@ -81,7 +82,12 @@ func TestALateReadBehindAWayBackInVain(t *testing.T) {
 	found := sanconn.SessionOf(a)
 	failed := make(chan error, 1)
 	go func() { _, err := a.File(); failed <- err }()
-	awaitLeaving(t, a)
+	testenv.Eventually(t, patience, func() error {
+		if n := found.ReadPosition(); n != uint64(len("unread")) {
+			return fmt.Errorf("the way back has read %d bytes", n)
+		}
+		return nil
+	})
 	eb.Kill()
 	if err := <-failed; err == nil {
 		t.Fatal("it has left")

@@ -1,6 +1,7 @@
 package sanconn_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -25,6 +26,8 @@ type link struct {
 	came chan session.Endpoint
 	once sync.Once
 	used chan struct{} // closed when a connection moves by it
+
+	dials uint64 // the number of the last connection
 }
 
 // newLink makes one, by a port for which nobody else has a name.
@@ -61,15 +64,24 @@ func discard(ep session.Endpoint) {
 	ep.Retire()
 }
 
-// pair makes a connection.
+// pair makes a connection. If the link fails meanwhile, one may have been accepted that no dial waits for
+// any more. So each has its number as its first message.
 func (k *link) pair() (dialed, accepted session.Endpoint, err error) {
 	if dialed, err = shm.Dial(k.t.Context(), k.port, k.name, uint32(os.Geteuid()), shm.Config{}); err != nil {
 		return nil, nil, err
 	}
+	k.dials++
+	if room := dialed.ReserveControl(8); room != nil { // otherwise it has ended
+		binary.LittleEndian.PutUint64(room, k.dials)
+		dialed.CommitControl(8)
+	}
 	for end := time.Now().Add(patience); time.Now().Before(end); {
 		select {
 		case accepted = <-k.came:
-			return dialed, accepted, nil
+			if k.isLast(accepted) {
+				return dialed, accepted, nil
+			}
+			discard(accepted)
 		case <-time.After(time.Millisecond):
 		}
 		if err = dialed.Err(); err != nil { // nor does it come any more
@@ -78,6 +90,23 @@ func (k *link) pair() (dialed, accepted session.Endpoint, err error) {
 	}
 	discard(dialed)
 	return nil, nil, fmt.Errorf("it was not accepted: %w", err)
+}
+
+// isLast reports whether a connection that was accepted is the last that was dialed. It takes its number.
+func (k *link) isLast(e session.Endpoint) bool {
+	var ev session.Event
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Microsecond) {
+		over := e.Err() != nil
+		if e.Poll(&ev) {
+			n := binary.LittleEndian.Uint64(ev.Msg)
+			e.Drop()
+			return n == k.dials
+		}
+		if over {
+			break
+		}
+	}
+	return false
 }
 
 func (k *link) close() {

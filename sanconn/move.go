@@ -258,7 +258,8 @@ func (c *Conn) boundAnswerLocked() {
 		}
 	}
 	// In two halves: a process that was stopped has time for an answer that has come meanwhile.
-	time.AfterFunc(silentTimeout/2, func() { time.AfterFunc(silentTimeout/2, giveUp) })
+	half := silentTimeout / 2 // read here, as another test may change it by then
+	time.AfterFunc(half, func() { time.AfterFunc(half, giveUp) })
 }
 
 // dropLocked gives up a proposal. mu is held.

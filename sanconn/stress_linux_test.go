@@ -68,7 +68,7 @@ func stressed(t *testing.T, runs, kind int) {
 			settles(t, seed, "descriptors", fds, func() int { return openFiles(t) })
 		}
 	}
-	if moved < runs/8 {
+	if moved < runs/25 { // mostly one in four or five does, on slow machines fewer
 		t.Errorf("of %d runs a connection has moved in %d only", runs, moved)
 	}
 }
@@ -200,8 +200,15 @@ func (s *stress) run() {
 	for i, e := range s.ends {
 		peer := s.ends[1-i]
 		writer, reader := rand.New(rand.NewPCG(e.rand.Uint64(), 2)), rand.New(rand.NewPCG(e.rand.Uint64(), 3))
-		wg.Go(func() { e.write(s, writer) })
-		wg.Go(func() { e.readAll(s, peer, reader) })
+		wg.Go(func() {
+			var streams sync.WaitGroup
+			streams.Go(func() { e.write(s, writer) })
+			streams.Go(func() { e.readAll(s, peer, reader) })
+			streams.Wait()
+			if s.kind == byLink && (e.told || e.readErr != io.EOF) {
+				e.close() // as programs do: if the other end may have left, it finds no end before
+			}
+		})
 		if r.IntN(2) == 0 {
 			leaver := rand.New(rand.NewPCG(r.Uint64(), 4))
 			extra.Go(func() { e.leave(s, leaver) })
