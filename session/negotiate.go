@@ -55,6 +55,10 @@ func (s *Session) Negotiate(ctx context.Context) (err error) {
 			err = ErrClosed
 			return 0
 		}
+		if p := s.failure.Load(); p != nil { // this end has failed it, and takes nothing more from the endpoint
+			err = fmt.Errorf("%w: %w", *p, ErrLost)
+			return 0
+		}
 		if want, err = s.negotiateStep(); want != 0 {
 			err = ctx.Err()
 		}

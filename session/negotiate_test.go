@@ -383,3 +383,18 @@ func TestNegotiateBesideClose(t *testing.T) {
 		wantErr(t, "Negotiate", err, session.ErrClosed)
 	})
 }
+
+// Fail ends a Negotiate that waits for the peer's message. Whatever the peer has sent by then is lost.
+func TestNegotiateEndsWithItsSession(t *testing.T) {
+	each(t, func(t *testing.T, cfg twin.Config) {
+		s, _, _ := rawPair(t, cfg, session.Config{})
+		got := make(chan result, 1)
+		go func() { got <- result{0, s.Negotiate(context.Background())} }()
+		pass(time.Second)
+		fault := errors.New("a fault of the test's")
+		s.Fail(fault)
+		err := within(t, got).err
+		wantErr(t, "Negotiate", err, fault)
+		wantErr(t, "Negotiate", err, session.ErrLost)
+	})
+}

@@ -110,7 +110,7 @@ func TestANameIsTriedAgain(t *testing.T) {
 			}
 		})
 	}
-	port := unusedPort()
+	port := unusedPort(t)
 	own.listen = usedUp
 	n, err := Open(Here(0, port), "", session.Config{}, func(ep session.Endpoint, _ bool, _ session.Config) { drop(ep) })
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -12,7 +13,6 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -27,7 +27,7 @@ import (
 
 // A search whose time is up has not found that nobody is there: it has not asked all.
 func TestSearchRunsOutOfTime(t *testing.T) {
-	at := Here(0, unusedPort())
+	at := Here(0, unusedPort(t))
 	l, err := shm.Listen(at.Peer.Port(), shm.Config{}, drop)
 	if err != nil {
 		t.Fatal(err)
@@ -165,7 +165,7 @@ func TestSearchOfAPortThatIsOurs(t *testing.T) {
 // links, however many names there are.
 func TestWhoIsAsked(t *testing.T) {
 	const many = shm.MostNames + 6
-	port := unusedPort()
+	port := unusedPort(t)
 	at := Here(0, port)
 	asked := make(chan string, many+1)
 	names := func() []string {
@@ -279,7 +279,7 @@ func TestWhoHadTheLastIsAnotherUsers(t *testing.T) {
 // the connection.
 func TestLinkedAreAskedFirst(t *testing.T) {
 	const none = -1
-	port := unusedPort()
+	port := unusedPort(t)
 	at := Here(0, port)
 	defer Note(at, func(h *Hint) { *h = Hint{} })
 	asked := make(chan int, 1)
@@ -324,7 +324,7 @@ func TestLinkedAreAskedFirst(t *testing.T) {
 // A search asks no more than MostNames, though somebody has made others by which nobody answers.
 func TestNamesWithoutEnd(t *testing.T) {
 	const many = 3 * shm.MostNames
-	port := unusedPort()
+	port := unusedPort(t)
 	l, err := shm.Listen(port, shm.Config{}, drop)
 	if err != nil {
 		t.Fatal(err)
@@ -377,11 +377,23 @@ func TestNamesWithoutEnd(t *testing.T) {
 	}
 }
 
-var unused atomic.Int32 // how many ports unusedPort has returned
+// lastPort is the last port that unusedPort has tried. It begins at random, as other processes test, too.
+var lastPort = rand.Uint32()
 
-// unusedPort returns another port each time, as links with a port's names outlive a test. None is one that
-// the system gives to sockets, by which other programs' processes would be found.
-func unusedPort() uint16 { return uint16(1 + (os.Getpid()+int(unused.Add(1)))%1000) }
+// unusedPort returns another port each time, as links with a port's names outlive a test. Nobody has a
+// name for it, and it is below those that the system gives to sockets, by which other programs' processes
+// would be found.
+func unusedPort(t *testing.T) uint16 {
+	for {
+		lastPort++
+		port := uint16(1 + lastPort%(1<<15-1))
+		if names, err := shm.Names(t.Context(), port, uint32(os.Geteuid()), shm.Config{}); err != nil {
+			t.Fatal(err)
+		} else if len(names) == 0 {
+			return port
+		}
+	}
+}
 
 // acceptors returns a port of TCP's, at which so many accept on shm until the test's end.
 func acceptors(t *testing.T, n int) (to netip.AddrPort) {
@@ -410,7 +422,7 @@ func drop(ep session.Endpoint) { ep.Abort(); ep.Retire() }
 
 // A search that is given up has found out nothing, neither who is there nor who is stopped.
 func TestSearchThatIsGivenUp(t *testing.T) {
-	at := Here(0, unusedPort())
+	at := Here(0, unusedPort(t))
 	for range 3 {
 		l, err := shm.Listen(at.Peer.Port(), shm.Config{}, drop)
 		if err != nil {
