@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// The link goes down and comes back.
+// A port reports when its link goes down and comes back.
 func TestAPortReportsItsLink(t *testing.T) {
 	s := onSite(t)
 	ctx := must(Open(spareDevice(t, s)))(t)
@@ -28,18 +28,18 @@ func TestAPortReportsItsLink(t *testing.T) {
 	asyncEvent(t, async, EventPortActive)
 }
 
-// spareDevice makes a device that no other test uses, at 10.8.7.1.
+// spareDevice makes a device at 10.8.7.1 that no other test uses.
 func spareDevice(t *testing.T, s site) string {
 	t.Helper()
 	kind := strings.TrimRight(s.devices[0], "0123456789")
 	sh(t, "ip link add spare1 type veth peer name spare2 && ip addr add 10.8.7.1/24 dev spare1 && ip link set spare1 up && ip link set spare2 up")
-	t.Cleanup(func() { sh(t, "ip link del spare1") }) // and the device, with it
+	t.Cleanup(func() { sh(t, "ip link del spare1") }) // the device goes with it
 	sh(t, "rdma link add %s9 type %s netdev spare1", kind, kind)
 	return kind + "9"
 }
 
-// A device is removed under a connection manager id and an open context. The
-// removal waits for the process that uses it, so that is another one.
+// A device is removed while there are a connection manager id and an open context on it. The removal
+// waits for the process that uses the device, so that is a child.
 func TestARemovedDeviceIsReported(t *testing.T) {
 	const env = "SAN_TEST_REMOVAL"
 	if os.Getenv(env) != "" {

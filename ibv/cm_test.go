@@ -46,13 +46,13 @@ func TestAConnectionHasItsAddressesAndDevices(t *testing.T) {
 	}
 }
 
-// What rdma_cm leaves to the caller: the time to an acknowledgement, set before
-// connecting, and how long a peer waits for a receive, set after.
+// rdma_cm leaves two times to the caller: that to an acknowledgement, which is set before connecting,
+// and how long a peer waits for a receive, which is set afterwards.
 func TestTimersAreSetBeforeAndAfterConnecting(t *testing.T) {
 	s := onSite(t)
 	a, b := connect(t, s, options{ackTimeout: 15})
 	if s.isIWARP {
-		return // TCP has its own; that the options can be set is all there is
+		return // TCP has its own times; only the setting of the options is tested
 	}
 	for _, e := range []*end{a, b} {
 		check(t, e.qp.Modify(QPAttr{MinRNRTimer: 12}, MaskMinRNRTimer))
@@ -75,7 +75,7 @@ func TestDisconnectFlushesBothEnds(t *testing.T) {
 	}
 	event(t, a.id.channel, Disconnected)
 	for i, e := range []*end{a, b} {
-		// siw leaves the side that began in SQD until the peer has answered.
+		// siw leaves the side that has disconnected in SQD until the peer has answered.
 		if st := e.state(t); st != QPError && !(s.isIWARP && st == QPSQD) {
 			t.Errorf("end %d is in %v", i, st)
 		}
@@ -109,7 +109,7 @@ func TestARejectionArrivesWithItsReason(t *testing.T) {
 	}
 }
 
-// A request that can be accepted no more is refused, not leaked.
+// A request that can not be accepted any more is refused, not leaked.
 func TestARequestToAClosedListenerIsRefused(t *testing.T) {
 	s := onSite(t)
 	there, here := newChannel(t), newChannel(t)
@@ -156,12 +156,12 @@ func TestAnIDClosedWhileConnectingHasNoEvents(t *testing.T) {
 	equip(t, id.Context(), id, options{})
 	check(t, id.Connect(depths))
 	check(t, id.Close())
-	// No event of a closed id.
+	// A closed id has no event.
 	check(t, here.SetDeadline(time.Now().Add(50*time.Millisecond)))
 	if ev, err := here.Event(); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("event %+v, %v", ev, err)
 	}
-	// The request may have arrived all the same.
+	// The request may have arrived nevertheless.
 	check(t, there.SetDeadline(time.Now().Add(50*time.Millisecond)))
 	if ev, err := there.Event(); err == nil && ev.Type == ConnectRequest {
 		check(t, ev.ID.Close())
@@ -188,9 +188,9 @@ func TestSignalsDoNotDisturbConnect(t *testing.T) {
 		}
 	}()
 	defer func() { close(stop); <-stopped }()
-	times := 60 // one in ten went wrong on siw
+	times := 60 // one in ten failed on siw
 	if testenv.Device() == "rxe" {
-		times = 15 // none did, and each takes the guest a second
+		times = 15 // none failed, and each takes the guest a second
 	}
 	for range times {
 		if !t.Run("", func(t *testing.T) { connect(t, onSite(t), options{}) }) {
@@ -199,8 +199,8 @@ func TestSignalsDoNotDisturbConnect(t *testing.T) {
 	}
 }
 
-// An id may be closed at the moment when the library reads its event, and the
-// next one, which then has the kernel's number of it, be made.
+// An id may be closed while the library reads its event, and the next id, which then has the same number
+// in the kernel, may be made.
 func TestIDsMayBeClosedWhileTheirEventsCome(t *testing.T) {
 	s := onSite(t)
 	ch := must(NewEventChannel())(t)
@@ -268,7 +268,7 @@ func TestBindTakesLocalAddressesOnly(t *testing.T) {
 	}
 }
 
-// More would be truncated on the way through C.
+// Private data of this length would be truncated on its way through C.
 func TestPrivateDataOf300BytesIsRefused(t *testing.T) {
 	onSite(t)
 	id := must(newChannel(t).NewID())(t)

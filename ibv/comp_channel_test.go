@@ -45,7 +45,7 @@ func TestAnArmedQueueMakesOneEvent(t *testing.T) {
 	b.succeed(t, 1)
 	a.succeed(t, 2)
 
-	// Not armed: no event. The deadline ends the wait.
+	// The queue is not armed, so there is no event. The deadline ends the wait.
 	b.postRecv(t, 3, 0, 64)
 	a.postSend(t, SendWR{ID: 4, Opcode: OpSend, Flags: Signaled, SGE: a.sge(0, 32)})
 	b.succeed(t, 3)
@@ -84,7 +84,7 @@ func TestCloseWakesWaiters(t *testing.T) {
 		select {
 		case err := <-ended:
 			t.Errorf("%s did not wait: %v", c.what, err)
-		case <-time.After(20 * time.Millisecond): // most likely it sleeps by now; right in either case
+		case <-time.After(20 * time.Millisecond): // most likely it sleeps by now; the test is right in either case
 		}
 		check(t, c.close())
 		select {

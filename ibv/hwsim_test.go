@@ -13,15 +13,15 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// notOnHwsim are tests that add a device, or where the kernel looks at a mapping or a route.
+// notOnHwsim are tests that add a device, or in which the kernel decides by a mapping or a route.
 var notOnHwsim = []string{"TestAPortReportsItsLink", "TestARemovedDeviceIsReported",
 	"TestMemoryThatIsNotMappedIsNotRegistered", "TestAnAddressWithoutRouteIsNotResolved"}
 
-// TestOnHwsim runs the tests of the lanes with devices on the simulated one, in a process of
-// their own, which finds its libraries where the system's would be.
+// TestOnHwsim runs the tests of the device lanes on the simulated device, in a process that finds its
+// libraries in place of the system's.
 func TestOnHwsim(t *testing.T) {
 	if testenv.Device() != "" {
-		return // such a process, or the lane of real drivers
+		return // this is such a process, or the lane of real drivers
 	}
 	f := hwsim.New(t, "seed=1")
 	child := exec.Command(os.Args[0], "-test.timeout=2m", "-test.v", "-test.skip="+strings.Join(notOnHwsim, "|"))

@@ -24,7 +24,7 @@ func TestAnErrorHasVerbObjectAndErrno(t *testing.T) {
 	}
 }
 
-// On a machine without RDMA each way in fails with one clear error.
+// On a machine without RDMA each entry point fails with one clear error.
 func TestWithoutDevicesEachWayInFails(t *testing.T) {
 	testenv.NeedNoDevice(t)
 	unavailable := Available()
@@ -50,7 +50,7 @@ func TestWithoutDevicesEachWayInFails(t *testing.T) {
 	wants("Open", err, syscall.ENODEV)
 	ch, err := NewEventChannel()
 	if ch != nil {
-		ch.Close() // the kernel has rdma_ucm though no device
+		ch.Close() // the kernel has rdma_ucm even without a device
 	} else {
 		wants("NewEventChannel", err, syscall.ENODEV)
 	}

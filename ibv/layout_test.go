@@ -40,7 +40,7 @@ func TestMirroredStructsAreTheSystems(t *testing.T) {
 	}
 }
 
-// The comparison itself can fail.
+// The comparison finds a wrong offset.
 func TestAWrongOffsetIsFound(t *testing.T) {
 	source := "#include \"" + abs(t, "testdata/layout.c") + "\"\nSAME(abi_wc, struct ibv_send_wr, opcode);\n"
 	if err := compile(t, write(t, source)); err == nil || !strings.Contains(err.Error(), "static assertion failed") {
@@ -80,7 +80,7 @@ func TestMirroredConstantsAreTheSystems(t *testing.T) {
 		"IBV_QP_DEST_QPN":  int(MaskDestQPN),
 		"IBV_EVENT_CQ_ERR": int(EventCQErr), "IBV_EVENT_QP_FATAL": int(EventQPFatal), "IBV_EVENT_QP_REQ_ERR": int(EventQPReqErr),
 		"IBV_EVENT_QP_ACCESS_ERR": int(EventQPAccessErr), "IBV_EVENT_COMM_EST": int(EventCommEst),
-		"IBV_EVENT_SQ_DRAINED": 5, "IBV_EVENT_PATH_MIG": 6, "IBV_EVENT_PATH_MIG_ERR": 7, // QP events too
+		"IBV_EVENT_SQ_DRAINED": 5, "IBV_EVENT_PATH_MIG": 6, "IBV_EVENT_PATH_MIG_ERR": 7, // these are events of queue pairs too
 		"IBV_EVENT_DEVICE_FATAL": int(EventDeviceFatal), "IBV_EVENT_PORT_ACTIVE": int(EventPortActive), "IBV_EVENT_PORT_ERR": int(EventPortErr),
 		"RDMA_CM_EVENT_ADDR_RESOLVED": int(AddrResolved), "RDMA_CM_EVENT_ADDR_ERROR": int(AddrError), "RDMA_CM_EVENT_ROUTE_RESOLVED": int(RouteResolved),
 		"RDMA_CM_EVENT_ROUTE_ERROR": int(RouteError), "RDMA_CM_EVENT_CONNECT_REQUEST": int(ConnectRequest), "RDMA_CM_EVENT_CONNECT_RESPONSE": int(ConnectResponse),
@@ -88,7 +88,7 @@ func TestMirroredConstantsAreTheSystems(t *testing.T) {
 		"RDMA_CM_EVENT_ESTABLISHED": int(Established), "RDMA_CM_EVENT_DISCONNECTED": int(Disconnected), "RDMA_CM_EVENT_DEVICE_REMOVAL": int(DeviceRemoval),
 		"RDMA_CM_EVENT_ADDR_CHANGE": int(AddrChange), "RDMA_CM_EVENT_TIMEWAIT_EXIT": int(TimewaitExit),
 		"RDMA_OPTION_ID": 0, "RDMA_OPTION_ID_ACK_TIMEOUT": optionAckTimeout,
-		"RDMA_PS_TCP": 0x0106, "IBV_QPT_RC": 2, "IBV_MW_TYPE_2": 2, "IBV_FORK_UNNEEDED": 2, // of shim_linux.c
+		"RDMA_PS_TCP": 0x0106, "IBV_QPT_RC": 2, "IBV_MW_TYPE_2": 2, "IBV_FORK_UNNEEDED": 2, // used by shim_linux.c
 	}
 	var source strings.Builder
 	source.WriteString("#include <rdma/rdma_cma.h>\n")

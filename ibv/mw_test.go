@@ -23,7 +23,7 @@ func TestNoWindowsOnADeviceWithoutThem(t *testing.T) {
 	}
 }
 
-// A work request may have been a send before.
+// Invalidate clears what a work request has from an earlier send.
 func TestAWindowsRequestHasNoPieceOfMemory(t *testing.T) {
 	wr := SendWR{Opcode: OpSend, SGE: SGE{Addr: 1, Length: 1, LKey: 1}}
 	if new(MW).Invalidate(&wr, 1); wr.SGE != (SGE{}) {
@@ -33,8 +33,8 @@ func TestAWindowsRequestHasNoPieceOfMemory(t *testing.T) {
 
 const windowSize = 64 << 10
 
-// windowed is a connection of which b has a window on the first windowSize bytes of its
-// buffer, for a to read.
+// windowed is a connection whose end b has a window on the first windowSize bytes of its buffer, which a
+// may read.
 type windowed struct {
 	a, b *end
 	mw   *MW
@@ -70,7 +70,7 @@ func (w *windowed) invalidate(t *testing.T, id uint64, key uint32) {
 	}
 }
 
-// wantRefused posts so many invalidations in a list.
+// wantRefused posts a list of that many invalidations, which must fail.
 func (w *windowed) wantRefused(t *testing.T, key uint32, count int, why string) {
 	t.Helper()
 	wrs := make([]SendWR, count)
@@ -104,7 +104,7 @@ func TestAMemoryWindowGivesAccessUntilItIsInvalidated(t *testing.T) {
 		w.invalidate(t, 30+round, key)
 	}
 
-	// Bind and invalidate in one list.
+	// Bind and Invalidate go in one list.
 	var list [2]SendWR
 	list[0] = SendWR{ID: 40}
 	key := w.mw.Bind(&list[0], w.b.mr, addrOf(w.b.buf), windowSize, RemoteRead)
@@ -121,7 +121,7 @@ func TestAMemoryWindowGivesAccessUntilItIsInvalidated(t *testing.T) {
 	}
 }
 
-// A window is invalidated once for each bind, and with its key.
+// A window can be invalidated once for each bind, and only with its key.
 func TestOtherInvalidationsAreRefused(t *testing.T) {
 	s := onSite(t)
 	if !s.windows {

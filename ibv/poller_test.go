@@ -10,15 +10,15 @@ import (
 	"testing"
 )
 
-// A descriptor that epoll refuses, as it does a regular file's, could not be waited
-// for, nor the wait be ended.
+// A descriptor that epoll refuses, such as a regular file's, has no poller: a wait for it could not be
+// ended.
 func TestADescriptorThatEpollRefusesHasNoPoller(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	fd, err := syscall.Dup(int(f.Fd())) // whoever has given it closes it
+	fd, err := syscall.Dup(int(f.Fd())) // the caller that has passed it closes it
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,7 +26,7 @@ func TestASendFillsAReceive(t *testing.T) {
 	}
 }
 
-// More than are translated at a time, so that both ends cross that border.
+// Lists longer than what is translated at a time keep their order, at both ends.
 func TestListsKeepTheirOrder(t *testing.T) {
 	s := onSite(t)
 	a, b := connect(t, s, options{})
@@ -82,7 +82,7 @@ func TestRDMAReadsAndWritesMoveMemory(t *testing.T) {
 		t.Error("read: the data differ")
 	}
 
-	// A send after a write arrives after it.
+	// A send that follows a write arrives after it.
 	b.postRecv(t, 2, size, 64)
 	fill(a.buf[:size], 9)
 	a.postSend(t,
@@ -101,7 +101,7 @@ func TestAReceiveIsMarkedThatHasImmediateData(t *testing.T) {
 	b.postRecv(t, 1, 4096, 64)
 	wr := SendWR{ID: 2, Opcode: OpWriteWithImm, Flags: Signaled, SGE: a.sge(0, 8), RemoteAddr: b.remote(0), RemoteKey: b.mr.RKey}
 	if !s.withImm {
-		// siw reports that by a negative errno.
+		// siw reports it by a negative errno.
 		if n, err := a.qp.PostSend([]SendWR{wr}); n != 0 || !errors.Is(err, syscall.EINVAL) {
 			t.Fatalf("PostSend: %d, %v, want EINVAL", n, err)
 		}
@@ -139,7 +139,7 @@ func TestHotCallsDoNotAllocate(t *testing.T) {
 	recv := []RecvWR{{SGE: b.sge(0, 64)}}
 	send := []SendWR{{Opcode: OpSend, Flags: Signaled, SGE: a.sge(0, 64)}}
 	cqs := make([]*CQ, 1)
-	wcs := make([]WC, 4) // once: what is passed to C is in the heap
+	wcs := make([]WC, 4) // made once, because what is passed to C is on the heap
 	round := func() {
 		check(t, b.cq.Notify())
 		if _, err := b.qp.PostRecv(recv); err != nil {

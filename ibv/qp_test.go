@@ -33,7 +33,7 @@ func TestCallsAfterCloseFail(t *testing.T) {
 	}
 }
 
-// What others use is not closed, and goes on: its events find it.
+// An object that others use is not closed and still works: its events are delivered.
 func TestAnObjectInUseIsNotClosed(t *testing.T) {
 	if testenv.Device() == "siw" {
 		return // its library unmaps a completion queue before the kernel refuses to destroy it
@@ -57,7 +57,7 @@ func TestAnObjectInUseIsNotClosed(t *testing.T) {
 	a.succeed(t, 2)
 }
 
-// onSite finds what is left.
+// onSite checks that nothing is left.
 func TestWhatTheDeviceRefusesLeavesNothing(t *testing.T) {
 	s := onSite(t)
 	a, _ := connect(t, s, options{})
@@ -72,7 +72,7 @@ func TestWhatTheDeviceRefusesLeavesNothing(t *testing.T) {
 	}
 }
 
-// A queue pair that is brought up by hand, as where rdma_cm does not work.
+// A queue pair can be connected by hand, as is done where rdma_cm does not work.
 func TestAQueuePairConnectsWithoutTheConnectionManager(t *testing.T) {
 	s := onSite(t)
 	var ends [2]*end
@@ -121,7 +121,7 @@ func TestAQueuePairConnectsWithoutTheConnectionManager(t *testing.T) {
 	a.postSend(t, SendWR{ID: 3, Opcode: OpRead, Flags: Signaled, SGE: a.sge(8192, 4096), RemoteAddr: b.remote(0), RemoteKey: b.mr.RKey})
 	a.succeed(t, 3)
 
-	// To the error state: what was posted is flushed.
+	// In the error state, posted receives are flushed.
 	b.postRecv(t, 4, 0, 64)
 	check(t, b.qp.Modify(QPAttr{State: QPError}, MaskState))
 	if wc := b.completion(t, 4); wc.Status != WRFlushErr {

@@ -19,7 +19,7 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// What the lane has made: see test/guest/run -h.
+// site is what the lane has set up: see test/guest/run -h.
 type site struct {
 	devices  [2]string
 	netdevs  [2]string
@@ -27,7 +27,7 @@ type site struct {
 	isIWARP  bool
 	windows  bool
 	withImm  bool
-	directQP bool // can connect without rdma_cm
+	directQP bool // connects without rdma_cm
 }
 
 var sites = map[string]site{
@@ -52,13 +52,13 @@ var sites = map[string]site{
 }
 
 const (
-	patience = 30 * time.Second // for anything that should happen; the guest is emulated
+	patience = 30 * time.Second // for everything that should happen, on an emulated guest
 	port     = 7777
 	bufSize  = 1 << 20
 )
 
-// onSite is for tests that need a device. It also checks, when the test is
-// through, that neither the kernel nor this package has more objects than before.
+// onSite is for tests that need a device. At the end of the test it also checks that neither the kernel
+// nor this package has more objects than before.
 func onSite(t *testing.T) site {
 	t.Helper()
 	device := testenv.NeedDevice(t)
@@ -73,7 +73,7 @@ func onSite(t *testing.T) site {
 	before := left()
 	t.Cleanup(func() {
 		if t.Failed() {
-			return // what a failed test left behind explains nothing
+			return // what a failed test has left explains nothing
 		}
 		// The kernel frees ids of the connection manager in the background.
 		testenv.Eventually(t, patience, func() error {
@@ -86,15 +86,15 @@ func onSite(t *testing.T) site {
 	return s
 }
 
-// registered is how many objects events may be about.
+// registered returns the number of objects that may have events.
 func registered() int {
 	objects.mu.RLock()
 	defer objects.mu.RUnlock()
 	return len(objects.m)
 }
 
-// resources is what the kernel counts of this site's objects, but for open
-// devices: librdmacm keeps those, and a protection domain in each.
+// resources returns the kernel's counts of this site's objects. Open devices are left out, because
+// librdmacm keeps them, with a protection domain in each.
 func resources(t *testing.T) string {
 	t.Helper()
 	if testenv.Device() == hwsim.Lane {
@@ -112,7 +112,7 @@ func resources(t *testing.T) string {
 	return s.String()
 }
 
-// atEnd: c is closed at the end of the test, in reverse order, and must succeed.
+// atEnd closes c at the end of the test, in reverse order, which must succeed.
 func atEnd(t *testing.T, what string, c interface{ Close() error }) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -152,7 +152,7 @@ type end struct {
 }
 
 type options struct {
-	access     Access // of the registered buffers, beyond LocalWrite
+	access     Access // of the registered buffers, in addition to LocalWrite
 	inline     uint32
 	private    []byte // of the request
 	reply      []byte // of Accept
@@ -160,7 +160,7 @@ type options struct {
 	ackTimeout uint8
 }
 
-// equip makes the queues and memory of one end on ctx, and with id its queue pair.
+// equip makes the queues and memory of an end on ctx, and with id its queue pair.
 func equip(t *testing.T, ctx *Context, id *ID, o options) *end {
 	t.Helper()
 	e := &end{id: id}
@@ -187,7 +187,7 @@ func equip(t *testing.T, ctx *Context, id *ID, o options) *end {
 
 func addrOf(b []byte) uintptr { return uintptr(unsafe.Pointer(&b[0])) }
 
-// sge is n bytes of the end's buffer at an offset.
+// sge returns n bytes of the end's buffer at an offset.
 func (e *end) sge(off, n int) SGE {
 	return SGE{Addr: uint64(addrOf(e.buf)) + uint64(off), Length: uint32(n), LKey: e.mr.LKey}
 }
@@ -209,7 +209,7 @@ func (e *end) postSend(t *testing.T, wrs ...SendWR) {
 	}
 }
 
-// completion is the one with the given id; others are kept for later.
+// completion returns the completion with the given id; others are kept for later.
 func (e *end) completion(t *testing.T, id uint64) (found WC) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {
@@ -228,7 +228,7 @@ func (e *end) completion(t *testing.T, id uint64) (found WC) {
 	return found
 }
 
-// succeed waits for a successful completion.
+// succeed waits for the completion with that id, which must be successful.
 func (e *end) succeed(t *testing.T, id uint64) WC {
 	t.Helper()
 	wc := e.completion(t, id)
@@ -250,7 +250,7 @@ func newChannel(t *testing.T) *EventChannel {
 	return ch
 }
 
-// event is the channel's next, which must be of the type.
+// event returns the channel's next event, which must be of the type.
 func event(t *testing.T, ch *EventChannel, want EventType) Event {
 	t.Helper()
 	check(t, ch.SetDeadline(time.Now().Add(patience)))
@@ -264,8 +264,7 @@ func event(t *testing.T, ch *EventChannel, want EventType) Event {
 	return ev
 }
 
-// asyncEvent is the next of the type; others, of before or of other tests, are
-// passed over.
+// asyncEvent returns the next event of the type. Others, from earlier or of other tests, are skipped.
 func asyncEvent(t *testing.T, ch *AsyncChannel, want AsyncEventType) AsyncEvent {
 	t.Helper()
 	check(t, ch.poller.setDeadline(time.Now().Add(patience)))
@@ -289,7 +288,7 @@ func listen(t *testing.T, ch *EventChannel, addr netip.Addr) *ID {
 	return l
 }
 
-// resolve makes an id and brings it to where it can connect.
+// resolve makes an id, and resolves address and route so that it can connect.
 func resolve(t *testing.T, ch *EventChannel, to netip.Addr) *ID {
 	t.Helper()
 	id := must(ch.NewID())(t)
@@ -330,7 +329,7 @@ func connect(t *testing.T, s site, o options) (active, passive *end) {
 	answer := depths
 	answer.PrivateData = o.reply
 	check(t, ev.ID.Accept(answer))
-	// The dialer first: its library completes the connection when the event is taken.
+	// The dialer takes its event first: its library completes the connection then.
 	ev = event(t, here, Established)
 	if got := ev.Param.PrivateData; !bytes.HasPrefix(got, o.reply) {
 		t.Errorf("the answer's private data arrived as %q", got)

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// The process's arena grows as far as it is told, and the budget of its caches with it; a
-// program's own limits stay.
+// SetArenaLimit raises the limit of the process's arena, and with it the budget of its caches, unless
+// the program has set limits of its own.
 func TestSetArenaLimit(t *testing.T) {
 	a, b := DefaultArena(), DefaultBudget()
 	was := a.limit()
@@ -38,7 +38,8 @@ func TestSetArenaLimit(t *testing.T) {
 	}
 }
 
-// Any limit is one: a program may ask for no bound, and its caches keep registrations then.
+// Every value is accepted as a limit. A program may remove the bound, and its caches still keep
+// registrations.
 func TestSetAnyArenaLimit(t *testing.T) {
 	a, b := DefaultArena(), DefaultBudget()
 	was, caches, entries := a.limit(), b.limit(), b.maxEntries

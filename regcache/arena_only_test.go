@@ -7,7 +7,8 @@ import (
 
 var globalForArenaOnly [1 << 16]byte
 
-// A cache for arenas alone registers no other memory, however often it comes and for whatever.
+// A cache that is only for arenas registers no other memory, however often it is used and with whatever
+// access.
 func TestArenaOnly(t *testing.T) {
 	d := &fakeDevice{}
 	c := newCache(t, d, Config{ArenaOnly: true})

@@ -82,7 +82,7 @@ func TestArenaStaysWithinItsLimit(t *testing.T) {
 	for _, b := range buffers {
 		b.Put()
 	}
-	// A slab cut for one size serves another.
+	// A slab that was cut for one size serves another size.
 	large := get(t, a, 50_000)
 	if mapped, used := a.Bytes(); mapped != 256<<10 || used != 64<<10 || a.Left() != 192<<10 {
 		t.Errorf("%d mapped, %d used, %d left", mapped, used, a.Left())
@@ -99,8 +99,7 @@ func TestArenaStaysWithinItsLimit(t *testing.T) {
 	}
 }
 
-// Memory that goes over to buffers of another size, or is unmapped for larger ones, is handed
-// out once.
+// Memory whose slab is used for another size, or unmapped for larger buffers, is handed out only once.
 func TestArenaMemoryOfAnotherSizeIsHandedOutOnce(t *testing.T) {
 	const size = 256 << 10
 	a := NewArena(64<<10, size)
@@ -135,8 +134,8 @@ func TestArenaCloseLeavesABufferItsMemory(t *testing.T) {
 	b.Put()
 }
 
-// A buffer gets a larger piece when nothing else is left, even one that would need a slab
-// of its own.
+// A buffer gets a larger piece when nothing else is left, even if the piece would need a slab of its
+// own.
 func TestArenaStaysWithinItsLimitForLargeBuffers(t *testing.T) {
 	a := NewArena(64<<10, 256<<10)
 	defer a.Close()
@@ -156,7 +155,7 @@ func TestArenaStaysWithinItsLimitForLargeBuffers(t *testing.T) {
 func TestArenaGivesALargerPieceWhenNothingElseIsLeft(t *testing.T) {
 	a := NewArena(64<<10, 128<<10)
 	defer a.Close()
-	first, second := get(t, a, 32<<10), get(t, a, 32<<10) // of one slab
+	first, second := get(t, a, 32<<10), get(t, a, 32<<10) // from one slab
 	get(t, a, 64<<10)
 	second.Put()
 	small := get(t, a, 100)
@@ -184,7 +183,7 @@ func TestArenaServesBuffersLargerThanItsSlabs(t *testing.T) {
 	b.Put()
 }
 
-// Small pieces that were put back make room for a large one, in a device too.
+// Small pieces that were put back make room for a large one, in the device as well.
 func TestArenaJoinsWhatIsFree(t *testing.T) {
 	d := &fakeDevice{}
 	c := newCache(t, d, Config{})
@@ -253,8 +252,8 @@ func TestArenaDoesNotWaitForADeviceThatHangs(t *testing.T) {
 	}
 }
 
-// A connection with a large piece pins only that, not its neighbours' pieces. Small pieces
-// share a registration.
+// A connection with a large piece pins only that piece, not the neighbours'. Small pieces share a
+// registration.
 func TestArenaPiecesArePinnedOneByOne(t *testing.T) {
 	const connections = 4
 	for size, want := range map[int]int64{minAlone: minAlone, minAlone / 2: defaultSlab} {
@@ -313,7 +312,7 @@ func TestBufferReadsAndWrites(t *testing.T) {
 	if n != 1<<minBufferShift || err != io.ErrShortBuffer {
 		t.Errorf("ReadFrom of too much: %d, %v", n, err)
 	}
-	for _, broken := range []error{errors.New("broken"), io.ErrUnexpectedEOF} { // the latter is a cut body's
+	for _, broken := range []error{errors.New("broken"), io.ErrUnexpectedEOF} { // the latter is what a truncated body returns
 		if n, err := b.ReadFrom(iotest.ErrReader(broken)); n != 0 || err != broken || len(b.Bytes()) != 0 {
 			t.Errorf("ReadFrom of a broken reader: %d, %v, want %v", n, err, broken)
 		}

@@ -12,8 +12,8 @@ import (
 
 var benchSizes = []int{4 << 10, 64 << 10, 1 << 20, 8 << 20}
 
-// Registrations that really pin memory: io_uring's, which take the same path through the
-// kernel as ibv_reg_mr, except for the device's translation table.
+// BenchmarkPinned measures registrations that pin memory: those of io_uring take the same path through
+// the kernel as ibv_reg_mr, except for the device's translation table.
 func BenchmarkPinned(b *testing.B) {
 	for _, size := range benchSizes {
 		for _, c := range []struct {
@@ -72,8 +72,8 @@ func BenchmarkPinned(b *testing.B) {
 	}
 }
 
-// Each goroutine has its own buffers, as connections do. If look-ups scale, the CPU time per
-// hit stays the same, even on a busy machine.
+// BenchmarkHitParallel gives each goroutine its own buffers, as connections have. If look-ups scale, the
+// CPU time per hit stays the same, even on a busy machine.
 func BenchmarkHitParallel(b *testing.B) {
 	for _, shared := range []bool{false, true} {
 		for _, goroutines := range []int{1, 2, 4, 8} {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// cachedBuffers returns a cache and n buffers of size that are in it.
+// cachedBuffers returns a cache and n buffers of the given size that are in it.
 func cachedBuffers(b *testing.B, n, size int) (*Cache, [][]byte) {
 	b.Helper()
 	c := newCache(b, &fakeDevice{}, Config{Budget: NewBudget(1<<32, 1<<20)})
@@ -34,7 +34,7 @@ func BenchmarkHit(b *testing.B) {
 	}
 }
 
-// The part of a hit that is to ask the validator.
+// BenchmarkValidator measures the validator's part of a hit.
 func BenchmarkValidator(b *testing.B) {
 	page := make([]byte, 64<<10)
 	heap := classify(page).newValidator()
@@ -55,7 +55,8 @@ func BenchmarkValidator(b *testing.B) {
 	runtime.KeepAlive(page)
 }
 
-// What the cache adds to the cost of a registration: the device here is free.
+// BenchmarkMiss measures what the cache adds to the cost of a registration: the device here costs
+// nothing.
 func BenchmarkMiss(b *testing.B) {
 	for _, c := range []struct {
 		name   string
@@ -70,7 +71,7 @@ func BenchmarkMiss(b *testing.B) {
 			buffers := make([][]byte, 1000)
 			for i := range buffers {
 				buffers[i] = make([]byte, 64<<10)
-				release(b, acquire(b, cache, buffers[i], LocalRead)) // the loop's is the second use
+				release(b, acquire(b, cache, buffers[i], LocalRead)) // the use in the loop is the second one
 			}
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {

@@ -19,7 +19,7 @@ func TestTheLeastRecentlyUsedIsEvicted(t *testing.T) {
 	for _, i := range []int{0, 1, 2, 0} {
 		release(t, acquireAgain(t, c, buffers[i], LocalRead))
 	}
-	release(t, acquireAgain(t, c, buffers[3], LocalRead)) // in place of 1
+	release(t, acquireAgain(t, c, buffers[3], LocalRead)) // takes the place of buffer 1
 	expectRegistrations(t, d, 4)
 	for _, i := range []int{2, 0, 3} {
 		release(t, acquireAgain(t, c, buffers[i], LocalRead))
@@ -34,8 +34,8 @@ func TestARegionInUseIsNotEvicted(t *testing.T) {
 	d := &fakeDevice{}
 	c := newCache(t, d, Config{Budget: NewBudget(128<<10, 100)})
 	first, second, third := make([]byte, 64<<10), make([]byte, 64<<10), make([]byte, 64<<10)
-	// 64 KiB are more than a quarter of the budget, hence not "whole objects",
-	// but two of them fill it.
+	// 64 KiB are more than a quarter of the budget, so whole objects are not registered, but two of them
+	// fill the budget.
 	a := acquireAgain(t, c, first, LocalRead)
 	b := acquireAgain(t, c, second, LocalRead)
 	beside := acquireAgain(t, c, third, LocalRead)
@@ -51,7 +51,7 @@ func TestARegionInUseIsNotEvicted(t *testing.T) {
 	runtime.KeepAlive([][]byte{first, second, third})
 }
 
-// However much is in use or was used recently, everything else is found.
+// However many regions are in use or were used recently, eviction finds all others.
 func TestEvictionFindsEverythingThatIsNotInUse(t *testing.T) {
 	for held := range 9 {
 		d := &fakeDevice{}
@@ -120,13 +120,13 @@ func TestCachesShareTheBudget(t *testing.T) {
 	runtime.KeepAlive([][]byte{a, b, x})
 }
 
-// RLIMIT_MEMLOCK counts pages.
+// Registrations count in whole pages, as in RLIMIT_MEMLOCK.
 func TestRegistrationsCountWholePages(t *testing.T) {
 	d := &fakeDevice{}
 	c := newCache(t, d, Config{})
 	page := os.Getpagesize()
 	b := make([]byte, 1<<20)
-	r := acquireAgain(t, c, b[page-1:][:page+2], RemoteRead) // exactly; and its pin below
+	r := acquireAgain(t, c, b[page-1:][:page+2], RemoteRead) // once for exactly these bytes, and once to pin the pages
 	want := int64(3*page) + c.Stats().Bytes
 	if s := c.Stats(); s.Bytes%int64(page) != 0 || s.PinnedBytes != want {
 		t.Errorf("%d bytes cached, %d pinned, want whole pages and %d", s.Bytes, s.PinnedBytes, want)
@@ -148,5 +148,5 @@ func TestMemoryBeyondMemlockIsRefusedAndEvictsNothing(t *testing.T) {
 		t.Errorf("error %v, want ENOBUFS", err)
 	}
 	release(t, acquireAgain(t, c, small, LocalRead))
-	expectRegistrations(t, d, 1) // and what was cached still is
+	expectRegistrations(t, d, 1) // what was cached is still cached
 }

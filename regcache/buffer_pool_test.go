@@ -8,8 +8,8 @@ import (
 
 var _ httputil.BufferPool = (*BufferPool)(nil)
 
-// The slices are the arena's while that has some, and ordinary ones then; what is put back is
-// lent again.
+// Slices come from the arena while it has memory, and are ordinary ones afterwards. A slice that was put
+// back is lent again.
 func TestBufferPool(t *testing.T) {
 	const size = 64 << 10
 	a := NewArena(2*size, 2*size)
@@ -22,12 +22,12 @@ func TestBufferPool(t *testing.T) {
 	}
 	p.Put(third)
 	p.Put(nil)
-	p.Put(first[1:]) // not as it was lent
+	p.Put(first[1:]) // not the slice that was lent
 	if b := p.Get(); KindOf(b) != Heap {
 		t.Error("a slice that was not put back is lent again")
 	}
 	p.Put(second[:0])
-	p.Put(second) // again
+	p.Put(second) // a second time
 	if b := p.Get(); &b[0] != &second[:1][0] {
 		t.Error("the slice that was put back is not lent again")
 	} else if c := p.Get(); KindOf(c) != Heap {
@@ -44,7 +44,7 @@ func TestBufferPool(t *testing.T) {
 	}
 }
 
-// Nobody has a slice that another one has.
+// No slice is lent to two users at the same time.
 func TestBufferPoolConcurrently(t *testing.T) {
 	a := NewArena(0, 0)
 	defer a.Close()

@@ -60,7 +60,7 @@ func TestRightsArePartOfTheMatch(t *testing.T) {
 	}
 	release(t, reading)
 	release(t, writing)
-	release(t, acquireAgain(t, c, b, LocalRead)) // the wider serves both
+	release(t, acquireAgain(t, c, b, LocalRead)) // the region with more rights serves both
 	expectRegistrations(t, d, 2)
 	if entries, _ := d.registered(); entries != 1 {
 		t.Errorf("%d registrations, want the merged one", entries)
@@ -95,7 +95,7 @@ func TestDisabledRegistersEachTime(t *testing.T) {
 	expectRegistrations(t, d, 3)
 }
 
-// A registration for one use keeps its memory, and is one that Close finds in use.
+// A registration for one use keeps its memory alive, and counts as in use when the cache is closed.
 func TestARegistrationForOneUseIsInUse(t *testing.T) {
 	d := &fakeDevice{}
 	c := newCache(t, d, Config{Disabled: true})
@@ -111,7 +111,7 @@ func TestARegistrationForOneUseIsInUse(t *testing.T) {
 	select {
 	case <-freed:
 		t.Error("the memory was freed")
-	case <-time.After(20 * time.Millisecond): // cleanups have a goroutine
+	case <-time.After(20 * time.Millisecond): // cleanups run in a goroutine
 	}
 	if err := c.Close(); err != ErrInUse {
 		t.Errorf("Close: %v, want ErrInUse", err)

@@ -12,11 +12,11 @@ func TestNoHitIsStale(t *testing.T) {
 	cachetest.NewChurn(t, regcache.NewNIC(t), regcache.Config{}).Run()
 }
 
-// The same with the validators off, to show that they are what keeps the cache right.
+// Without validators there are stale hits. So they are what keeps the cache right.
 func TestWithoutValidatorsHitsAreStale(t *testing.T) {
 	churn := cachetest.NewChurn(t, regcache.NewNIC(t), regcache.WithoutValidators())
 	churn.UntilStale = true
-	churn.Duration = time.Nanosecond // and up to a minute more
+	churn.Duration = time.Nanosecond // the churn takes up to a minute more
 	if _, stale := churn.Run(); stale == 0 {
 		t.Error("no stale hit was seen: the churn does not test anything")
 	}

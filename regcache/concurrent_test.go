@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// user uses caches at random, and sees what it holds.
+// user uses caches at random, and checks the regions that it holds.
 type user struct {
 	t        *testing.T
 	random   *rand.Rand
@@ -21,7 +21,7 @@ type user struct {
 	declared []*Range
 }
 
-// step acquires some memory of a shared object, or of one of its own, and releases it.
+// step acquires a part of a shared or a new object, and releases it.
 func (u *user) step() {
 	c := u.caches[u.random.IntN(len(u.caches))]
 	b := u.shared[u.random.IntN(len(u.shared))]
@@ -68,8 +68,8 @@ func (u *user) withdraw() {
 	}
 }
 
-// Everything at once, for the race detector and to check the records: a region that is
-// held is registered, covers the memory acquired, and has its rights.
+// All operations run concurrently, under the race detector and with checks of the device's records: a
+// region that is held is registered, covers the acquired memory, and has its rights.
 func TestAHeldRegionStaysRegisteredUnderConcurrentUse(t *testing.T) {
 	d := &fakeDevice{}
 	budget := NewBudget(2<<20, 12)
@@ -123,7 +123,7 @@ func TestManyClosedCachesLeaveNothing(t *testing.T) {
 	}
 	const connections = 10_000
 	for n := range connections {
-		c := New(d, Config{Budget: budget}) // a protection domain each
+		c := New(d, Config{Budget: budget}) // one for each protection domain
 		for _, access := range []Access{LocalRead, LocalWrite, RemoteRead} {
 			release(t, acquire(t, c, buffers[n%len(buffers)], access))
 		}

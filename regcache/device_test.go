@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Registering takes long, and a device may call back: no lock is held.
+// Registering takes long, and a device may call back, so no lock is held.
 func TestTheDeviceIsCalledWithoutALock(t *testing.T) {
 	d := &fakeDevice{}
 	budget := NewBudget(1<<30, 2)
@@ -39,7 +39,7 @@ func TestTheDeviceIsCalledWithoutALock(t *testing.T) {
 	}
 	d.onRegister = func(int) error { look(); return nil }
 	d.onDeregister = func(registration) { look() }
-	for range 4 { // registered, evicted
+	for range 4 { // each is registered, and evicted
 		release(t, acquireAgain(t, c, make([]byte, 64<<10), LocalRead))
 	}
 	release(t, acquireAgain(t, c, stable.memory, LocalRead))
@@ -68,7 +68,7 @@ func TestADeviceOutOfMemoryGetsTheUnusedBack(t *testing.T) {
 		t.Errorf("%d flushes, %d evictions; want 1, 4", s.Flushes, s.Evictions)
 	}
 
-	// With that one in use there is nothing to give back.
+	// While that one is in use, nothing can be given back.
 	more := make([]byte, 100<<10)
 	usedBefore(c, more)
 	_, err := c.Acquire(more, LocalRead)
@@ -83,13 +83,13 @@ func TestADeviceOutOfMemoryGetsTheUnusedBack(t *testing.T) {
 	runtime.KeepAlive(small)
 }
 
-// A region that one goroutine is giving back may be the room that another needs.
+// If one goroutine is giving back a region, another one waits for its room.
 func TestARegistrationWaitsForRoomThatIsBeingGivenBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // Flush waits for a second alone
+	synctest.Test(t, func(t *testing.T) { // because Flush alone waits for a second
 		d := &fakeDevice{limit: 1 << 20}
 		dropping, refused := make(chan struct{}), make(chan struct{})
 		d.onDeregister = func(registration) {
-			close(dropping) // once: there is one
+			close(dropping) // called once, for the only region
 			<-refused
 		}
 		c := newCache(t, d, Config{})
@@ -135,7 +135,7 @@ func TestAFailingDeviceIsReportedAndForgotten(t *testing.T) {
 	release(t, acquireAgain(t, c, b, LocalRead))
 }
 
-// A registration that fails gives its room in the budget back.
+// A failed registration gives its room in the budget back.
 func TestAFailedRegistrationTakesNoRoom(t *testing.T) {
 	d := &fakeDevice{onRegister: func(int) error { return syscall.EIO }}
 	budget := NewBudget(1<<20, 100)
@@ -152,7 +152,7 @@ func TestAFailedRegistrationTakesNoRoom(t *testing.T) {
 	}
 }
 
-// A caller who learns that memory is not registered any more may unmap it.
+// If a device fails to deregister memory, the caller is told: otherwise it would unmap the memory.
 func TestADeviceThatKeepsARegistrationIsReported(t *testing.T) {
 	d := &fakeDevice{}
 	c := New(d, Config{Budget: NewBudget(64<<20, 1024)})
@@ -179,7 +179,7 @@ func TestADeviceThatKeepsARegistrationIsReported(t *testing.T) {
 	}
 }
 
-// A device that hangs does not hold up users of another.
+// A device that hangs does not delay users of another device.
 func TestADeviceThatHangsDelaysNoOther(t *testing.T) {
 	hanging, healthy := &fakeDevice{}, &fakeDevice{}
 	hangs := make(chan struct{})
@@ -187,7 +187,7 @@ func TestADeviceThatHangsDelaysNoOther(t *testing.T) {
 	budget := NewBudget(64<<20, 1)
 	one := newCache(t, hanging, Config{Budget: budget})
 	two := newCache(t, healthy, Config{Budget: budget})
-	// If it is waited for after all, it goes on then, and the test fails because of that.
+	// If something waits for the device nevertheless, this lets it go on, and the test fails.
 	late := time.AfterFunc(30*time.Second, func() { close(hangs) })
 
 	a, b := make([]byte, 64<<10), make([]byte, 64<<10)

@@ -17,7 +17,7 @@ import (
 // Buffers of an arena are always registered: a large Write from one needs neither a
 // registration nor, over verbs, a copy.
 func ExampleArena() {
-	arena := regcache.NewArena(0, 0) // or DefaultArena, which all of the process share
+	arena := regcache.NewArena(0, 0) // or DefaultArena, which the whole process shares
 	defer arena.Close()
 
 	buffer, err := arena.Get(4 << 20)
@@ -28,15 +28,15 @@ func ExampleArena() {
 	defer buffer.Put()
 
 	buffer.ReadFrom(strings.NewReader("from a file or a socket"))
-	var conn strings.Builder // a connection
+	var conn strings.Builder // stands for a connection
 	n, err := buffer.WriteTo(&conn)
 	fmt.Println(n, err)
 	// Output: 23 <nil>
 }
 
-// A reverse proxy reads each answer into a buffer, and writes it from there. On shm the answer's
-// bytes are copied whatever the buffer is; over verbs they are not, where both ends move large
-// pieces. Each request has a buffer of the arena while it is answered.
+// A reverse proxy reads each response into a buffer, and writes it from there. On shm the response's
+// bytes are copied, whatever the buffer is. Over verbs they are not copied if both ends move large
+// pieces. Each request has a buffer of the arena while its response is sent.
 func ExampleBufferPool() {
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, "from the backend")
@@ -49,7 +49,7 @@ func ExampleBufferPool() {
 	front := httptest.NewServer(&httputil.ReverseProxy{
 		Rewrite:    func(r *httputil.ProxyRequest) { r.SetURL(target) },
 		BufferPool: regcache.DefaultArena().BufferPool(8 << 20),
-		// Transport, and the listener in front: of package san
+		// Transport and the listener in front are those of package san
 	})
 	defer front.Close()
 
@@ -62,8 +62,7 @@ func ExampleBufferPool() {
 	// Output: from the backend
 }
 
-// Memory that the program has mapped is copied, unless its owner answers for
-// it.
+// Memory that the program has mapped is copied, unless the program declares that it stays.
 func ExampleDeclare() {
 	mapped := make([]byte, 1<<20) // by mmap, say
 

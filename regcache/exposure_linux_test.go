@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// A peer has an exposure's key, address and length. It must get those bytes while they are
-// exposed, and no others.
+// A peer that has an exposure's key, address and length gets these bytes while they are exposed, and no
+// others.
 func TestAPeerGetsWhatIsExposedAndNothingElse(t *testing.T) {
 	for name, config := range map[string]Config{
 		"pages stay pinned": {},
@@ -18,7 +18,7 @@ func TestAPeerGetsWhatIsExposedAndNothingElse(t *testing.T) {
 			memory := make([]byte, 256<<10)
 			fill(memory, 3)
 			secret := make([]byte, 64<<10)
-			defer release(t, acquireAgain(t, c, secret, LocalWrite)) // registered, for us alone
+			defer release(t, acquireAgain(t, c, secret, LocalWrite)) // registered, but not for remote access
 
 			exposed := memory[10_000:20_000]
 			start, n := addressOf(exposed), len(exposed)

@@ -27,7 +27,7 @@ func TestAnExposureIsExactAndEndsWithRelease(t *testing.T) {
 			t.Error("the exposed registration survived its release")
 		}
 	}
-	expectRegistrations(t, d, 4) // one keeps the pages pinned
+	expectRegistrations(t, d, 4) // one of them keeps the pages pinned
 	for key := range d.live {
 		if access := d.live[key].access; access&remoteAccess != 0 {
 			t.Errorf("what is left grants %v", access)
@@ -37,7 +37,7 @@ func TestAnExposureIsExactAndEndsWithRelease(t *testing.T) {
 }
 
 func TestAnExposureNeedsNoRoomForItsPin(t *testing.T) {
-	d := &fakeDevice{limit: 100 << 10} // MEMLOCK counts both
+	d := &fakeDevice{limit: 100 << 10} // RLIMIT_MEMLOCK counts both
 	c := newCache(t, d, Config{})
 	b := make([]byte, 64<<10)
 	r := acquireAgain(t, c, b, RemoteWrite)

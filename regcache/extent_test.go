@@ -16,7 +16,7 @@ func TestAnObjectIsRegisteredFromItsStart(t *testing.T) {
 	runtime.KeepAlive(b)
 }
 
-// The device may have no room for a whole object when it has for the part acquired.
+// If the device has no room for a whole object, the acquired part is registered.
 func TestThePartIsRegisteredWhenTheDeviceHasNoRoomForTheWhole(t *testing.T) {
 	d := &fakeDevice{limit: 100 << 10}
 	c := newCache(t, d, Config{})
@@ -29,7 +29,8 @@ func TestThePartIsRegisteredWhenTheDeviceHasNoRoomForTheWhole(t *testing.T) {
 	expectEmpty(t, d)
 }
 
-// A guard page, or the end of a file, beside the bytes that are used.
+// If the whole object cannot be registered, because of a guard page or the end of a file beside the used
+// bytes, the part is cached.
 func TestThePartIsCachedWhenTheWholeCannotBeRegistered(t *testing.T) {
 	const part = 8 << 10
 	d := &fakeDevice{onRegister: func(n int) error {
@@ -58,7 +59,7 @@ func TestThePartIsCachedWhenTheWholeCannotBeRegistered(t *testing.T) {
 func TestOverlappingRegistrationsMerge(t *testing.T) {
 	d := &fakeDevice{}
 	c := newCache(t, d, Config{Budget: NewBudget(1<<30, 100)})
-	b := make([]byte, 64<<20) // too large to be registered as a whole
+	b := make([]byte, 64<<20) // too large to be registered as a whole object
 	release(t, acquireAgain(t, c, b[0:8<<20], LocalRead))
 	release(t, acquireAgain(t, c, b[4<<20:12<<20], LocalRead))
 	release(t, acquireAgain(t, c, b[0:12<<20], LocalRead))
@@ -69,8 +70,7 @@ func TestOverlappingRegistrationsMerge(t *testing.T) {
 	runtime.KeepAlive(b)
 }
 
-// An object that is worked through in overlapping steps must not be registered
-// from its start again and again.
+// An object that is used in overlapping steps is not registered from its start again and again.
 func TestMergedRegistrationsStopGrowing(t *testing.T) {
 	d := &fakeDevice{}
 	c := newCache(t, d, Config{Budget: NewBudget(1<<30, 1000)})

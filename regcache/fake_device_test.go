@@ -6,9 +6,9 @@ import (
 	"syscall"
 )
 
-// fakeDevice only keeps a record of its registrations.
+// fakeDevice only records its registrations.
 type fakeDevice struct {
-	limit           int64                // bytes in all; 0: any
+	limit           int64                // of all registrations in bytes; 0: no limit
 	onRegister      func(n int) error    // if not nil: called before each registration of n bytes, which fails with its error
 	onDeregister    func(r registration) // if not nil: called before each deregistration
 	deregisterError error                // if not nil: what each deregistration fails with

@@ -23,8 +23,7 @@ func TestADeadObjectIsPruned(t *testing.T) {
 	}
 }
 
-// Go has one goroutine for cleanups per four processors, so none of them may wait for a
-// device.
+// Go has one goroutine for cleanups per four processors, so no cleanup may wait for a device.
 func TestASlowDeviceHoldsUpNoCleanups(t *testing.T) {
 	d := &fakeDevice{}
 	others := make(chan struct{})

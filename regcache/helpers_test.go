@@ -13,8 +13,8 @@ func newCache(t testing.TB, r Registrar, config Config) *Cache {
 		config.Budget = NewBudget(64<<20, 1024)
 	}
 	c := New(r, config)
-	// This runs before the device's own Cleanup. A registration of an object that dies
-	// later would be removed from a closed descriptor, or from the next device with its
+	// This runs before the device's own Cleanup. If a region were still cached, and its object died
+	// later, it would be deregistered on a closed descriptor, or on the next device with the same
 	// number.
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil && !t.Failed() {
@@ -66,7 +66,7 @@ func expectEmpty(t testing.TB, d *fakeDevice) {
 	}
 }
 
-// within waits until another goroutine has brought something about.
+// within waits until another goroutine has done something.
 func within(t testing.TB, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !done(); {
@@ -83,8 +83,8 @@ func fill(b []byte, seed byte) {
 	}
 }
 
-// hide returns p in a way that escape analysis does not see. It must not call
-// anything, for the address is no pointer in between.
+// hide returns p in a way that escape analysis does not recognize. It must not call anything, because
+// the address is not a pointer meanwhile.
 //
 //go:nosplit
 //go:norace

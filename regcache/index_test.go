@@ -2,7 +2,7 @@ package regcache
 
 import "testing"
 
-// A region serves what lies in it to the last byte, and nothing beyond.
+// A region serves what is in it, up to the last byte, and nothing beyond.
 func TestALookupFindsOnlyWhatCoversTheWholeRange(t *testing.T) {
 	var x index
 	r := &Region{start: 0x1000, end: 0x2000}

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Whatever is acquired, of whichever object and beside whatever is registered: a device is
-// asked for no registration that is larger than it takes.
+// Whatever part of whichever object is acquired, and whatever is registered already, no registration is
+// larger than the device accepts.
 func TestNoRegistrationIsLargerThanTheDeviceTakes(t *testing.T) {
 	const most = 1 << 20
 	d := &fakeDevice{}
@@ -28,7 +28,7 @@ func TestNoRegistrationIsLargerThanTheDeviceTakes(t *testing.T) {
 		}
 		release(t, r)
 	}
-	rear := make([]byte, 2*most)[600_000:][:most] // whose object would be registered from its start
+	rear := make([]byte, 2*most)[600_000:][:most] // otherwise its object would be registered from its start
 	release(t, acquireAgain(t, c, rear, LocalRead))
 	release(t, acquire(t, c, rear[1000:], LocalRead))
 	if s := c.Stats(); s.Hits != 1 || s.Refused+s.Failed != 0 {
@@ -40,7 +40,7 @@ func TestNoRegistrationIsLargerThanTheDeviceTakes(t *testing.T) {
 			t.Errorf("%v of more than the device takes: %v", access, err)
 		}
 	}
-	for range 2 { // memory that comes again, too
+	for range 2 { // even if the memory is used again
 		if worth(c, b, LocalRead) {
 			t.Error("what cannot be registered is worth it")
 		}

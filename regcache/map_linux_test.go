@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A forked child does not get the arena's memory, which a device writes to.
+// A forked child does not get the arena's memory, to which a device writes.
 func TestAForkedChildDoesNotGetArenaMemory(t *testing.T) {
 	a := NewArena(64<<10, 64<<10)
 	defer a.Close()
@@ -25,7 +25,7 @@ func TestAForkedChildDoesNotGetArenaMemory(t *testing.T) {
 			inside = lo <= at && at < hi
 		}
 		if flags, ok := strings.CutPrefix(line, "VmFlags:"); ok && inside {
-			if !strings.Contains(flags, " dc") { // do not copy on fork, proc_pid_smaps(5)
+			if !strings.Contains(flags, " dc") { // do not copy on fork, see proc_pid_smaps(5)
 				t.Errorf("the flags are%s", flags)
 			}
 			return

@@ -18,10 +18,10 @@ import (
 
 const memlockVariable = "SAN_TEST_MEMLOCK" // the limit, in the child
 
-// The same work under three limits, in a process that they apply to. The kernel counts
+// The same work is done under three limits, in a process to which they apply. The kernel counts
 // io_uring's buffers as it counts those of ibv_reg_mr.
 func TestTheCacheWorksUnderEachMemlockLimit(t *testing.T) {
-	newNIC(t) // or skip
+	newNIC(t) // skips the test if there is none
 	work := func() *exec.Cmd { return exec.Command(os.Args[0], "-test.run=^TestWorkUnderMemlock$", "-test.v") }
 	for name, limit := range map[string]uint64{
 		"64 KiB": 64 << 10, "8 MiB": 8 << 20, "unlimited": unix.RLIM_INFINITY,
@@ -30,7 +30,7 @@ func TestTheCacheWorksUnderEachMemlockLimit(t *testing.T) {
 			c := work()
 			c.Env = append(os.Environ(), fmt.Sprintf("%s=%d", memlockVariable, limit))
 			run := withoutIPCLock
-			if limit == unix.RLIM_INFINITY { // which is what the capability means
+			if limit == unix.RLIM_INFINITY { // the capability has the same effect
 				run = (*exec.Cmd).CombinedOutput
 			}
 			out, err := run(c)
@@ -73,7 +73,7 @@ func TestACapabilityInAUserNamespaceLiftsNoLimit(t *testing.T) {
 	}
 }
 
-// TestTheKernelCounts is the child's part.
+// TestTheKernelCounts runs in the child.
 func TestTheKernelCounts(t *testing.T) {
 	limit := memlockOfChild(t)
 	if limit == 0 {
@@ -96,7 +96,7 @@ func TestTheKernelCounts(t *testing.T) {
 	runtime.KeepAlive(b)
 }
 
-// memlockOfChild sets the limit that a child is to have; 0: this is no child.
+// memlockOfChild sets and returns the child's limit, or returns 0 if this process is not a child.
 func memlockOfChild(t *testing.T) uint64 {
 	t.Helper()
 	value, child := os.LookupEnv(memlockVariable)
@@ -116,13 +116,13 @@ func memlockOfChild(t *testing.T) uint64 {
 	return limit
 }
 
-// withoutIPCLock runs a command that cannot have CAP_IPC_LOCK.
+// withoutIPCLock runs a command that cannot get CAP_IPC_LOCK.
 func withoutIPCLock(c *exec.Cmd) (out []byte, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// The bounding set is the thread's, and a child inherits that of the
-		// thread that starts it. This one ends with its goroutine.
+		// The bounding set belongs to the thread, and a child inherits that of the thread which starts
+		// it. This thread ends with its goroutine.
 		runtime.LockOSThread()
 		if err = unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_IPC_LOCK, 0, 0, 0); err == nil {
 			out, err = c.CombinedOutput()
@@ -132,8 +132,8 @@ func withoutIPCLock(c *exec.Cmd) (out []byte, err error) {
 	return out, err
 }
 
-// TestWorkUnderMemlock is the child's part. All of the work gets done: directly, or
-// through the arena when the device takes no more.
+// TestWorkUnderMemlock runs in the child. All of the work is done: with the device, or through the arena
+// when the device accepts no more.
 func TestWorkUnderMemlock(t *testing.T) {
 	limit := memlockOfChild(t)
 	if limit == 0 {
@@ -174,7 +174,7 @@ func TestWorkUnderMemlock(t *testing.T) {
 	for round := range 10 {
 		for i, b := range buffers {
 			use(b, []Access{LocalRead, LocalWrite, RemoteRead}[(round+i)%3])
-			use(buffers[0], LocalRead) // one that is used all the time
+			use(buffers[0], LocalRead) // this one is used all the time
 		}
 	}
 	s := c.Stats()

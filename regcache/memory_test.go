@@ -50,8 +50,8 @@ func TestKindOfTellsWhoVouchesForMemory(t *testing.T) {
 	}
 }
 
-// A stack may move at any call, even one that looks it up. What it leaves behind is not
-// Go's memory any more, and looking that up is fatal.
+// A stack may move at any call, even during the look-up. The memory that it leaves is no longer Go's,
+// and looking that up is fatal.
 func TestAStackThatMovesIsNeverRegistered(t *testing.T) {
 	c := newCache(t, &fakeDevice{}, Config{})
 	var wg sync.WaitGroup
@@ -62,7 +62,7 @@ func TestAStackThatMovesIsNeverRegistered(t *testing.T) {
 			acquireStack(t, c, depth%40)
 		}()
 		if depth%100 == 0 {
-			runtime.GC() // shrinks
+			runtime.GC() // shrinks stacks
 		}
 	}
 	wg.Wait()
@@ -81,9 +81,9 @@ func acquireStack(t *testing.T, c *Cache, depth int) {
 	frame[depth]++
 }
 
-// A slice that reaches beyond its object was not made by Go.
+// A slice that extends beyond its object was not made by Go.
 func TestASliceBeyondItsObjectIsUnknown(t *testing.T) {
-	const size, pages = 1 << 10, 8 << 10 // several objects of that size share a span of so many bytes
+	const size, pages = 1 << 10, 8 << 10 // several objects of that size share a span of that many bytes
 	var all [2 * pages / size][]byte
 	for i := range all {
 		all[i] = make([]byte, size)
@@ -106,7 +106,7 @@ func TestASliceBeyondItsObjectIsUnknown(t *testing.T) {
 	runtime.KeepAlive(&all)
 }
 
-// The old idiom for memory of C, with a capacity far beyond the object.
+// A slice of C's memory by the old idiom has a capacity far beyond the object, and is not registered.
 func TestACapacityThatIsNotTheObjectsIsNotRegistered(t *testing.T) {
 	d := &fakeDevice{}
 	c := newCache(t, d, Config{})

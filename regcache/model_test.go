@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// model is a cache written without regard for speed: a plain map of what is cached, which
-// is searched completely.
+// model is a simple and slow cache: a map of what is cached, of which every entry is searched.
 type model struct {
 	cached map[uint32]registration
 }
@@ -32,9 +31,8 @@ func (m *model) put(key uint32, r registration) {
 	m.cached[key] = r
 }
 
-// The cache against the model: it hits exactly when the model does, with the
-// same registration; what it holds is what the model holds and what is in use;
-// and it stays within its limits.
+// The cache is compared with the model: it hits exactly when the model does, with the same registration;
+// it holds what the model holds and what is in use; and it stays within its limits.
 func TestTheCacheDoesWhatTheModelDoes(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { compareWithModel(t, seed) })
@@ -68,8 +66,7 @@ func compareWithModel(t *testing.T, seed uint64) {
 		memory: make([]byte, 4<<20),
 	}
 	x.c = newCache(t, x.d, Config{Budget: NewBudget(modelBytes, modelEntries)})
-	// Beyond a quarter of the budget, ranges and not whole objects are
-	// registered.
+	// As the memory is larger than a quarter of the budget, ranges are registered, not whole objects.
 	stable, err := Declare(x.memory)
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +101,7 @@ func (x *compared) release() {
 	x.held = x.held[:last]
 }
 
-// acquire hits where the model does.
+// acquire checks that the cache hits exactly when the model does.
 func (x *compared) acquire() {
 	x.t.Helper()
 	size := len(x.memory)
@@ -131,10 +128,11 @@ func (x *compared) acquire() {
 	}
 }
 
-// compare finds registered what the model holds and what is in use, within the limits.
+// compare checks that the device has registered what the model holds and what is in use, within the
+// limits.
 func (x *compared) compare() {
 	x.t.Helper()
-	for key := range x.m.cached { // what was evicted
+	for key := range x.m.cached { // removes what was evicted
 		if _, live := x.d.live[key]; !live {
 			delete(x.m.cached, key)
 		}

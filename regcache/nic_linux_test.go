@@ -15,9 +15,9 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// fakeNIC stands for a network card. It pins pages as one does, with io_uring's registered
-// buffers, and moves bytes through those pages, whatever their addresses mean by then. It
-// also records the physical frames, which reveal a stale registration.
+// fakeNIC is a simulated network card. It pins pages as a card does, with io_uring's registered buffers,
+// and moves bytes through those pages, even if the addresses have other pages by then. It also records
+// the physical frames, so that a stale registration is found.
 type fakeNIC struct {
 	ring  *ring
 	blind bool // does not record frames, for benchmarks
@@ -66,7 +66,7 @@ func (n *fakeNIC) Register(addr uintptr, size int, access Access) (MR, error) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	key := n.nextKey // easily guessed, like rxe's
+	key := n.nextKey // easy to guess, like rxe's
 	n.nextKey++
 	n.keys[key] = p
 	n.bytes += int64(size)
@@ -147,7 +147,7 @@ func TestTheNICReadsWhatWasRegistered(t *testing.T) {
 	release(t, r)
 }
 
-// The tests that find no stale registration can fail.
+// The tests that look for stale registrations can find one.
 func TestTheNICNoticesReplacedPages(t *testing.T) {
 	nic := newNIC(t)
 	c := newCache(t, nic, Config{})
@@ -161,7 +161,7 @@ func TestTheNICNoticesReplacedPages(t *testing.T) {
 	release(t, acquire(t, c, b, LocalRead))
 	page := os.Getpagesize()
 	replaced := b[page : 2*page]
-	if err := unix.Madvise(replaced, unix.MADV_DONTNEED); err != nil { // against the declaration
+	if err := unix.Madvise(replaced, unix.MADV_DONTNEED); err != nil { // violates the declaration
 		t.Fatal(err)
 	}
 	fill(replaced, 2)

@@ -55,15 +55,15 @@ func TestARangeWithdrawnDuringItsRegistrationIsNotCached(t *testing.T) {
 	expectEmpty(t, d)
 }
 
-// Whoever declares memory next finds nothing valid of the range that has ended: a region that took its
-// regions in would be one of memory that only the old range was the validator of.
+// A range is not valid any more when its memory can be declared again. Otherwise a new region could be
+// merged with its regions, whose validator was only the old range.
 func TestARangeHasEndedBeforeItsMemoryCanBeDeclaredAgain(t *testing.T) {
 	b := make([]byte, 64<<10)
 	stable, err := Declare(b)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ranges.mu.RLock() // nobody can declare it yet
+	ranges.mu.RLock() // nothing can declare the memory meanwhile
 	unlock := sync.OnceFunc(ranges.mu.RUnlock)
 	defer unlock()
 	withdrawn := make(chan error, 1)

@@ -74,7 +74,7 @@ func newRing() (*ring, error) {
 		return b
 	}
 	r.sq = mapping(0, p.sq.array+p.sqEntries*4)
-	// struct io_cqring_offsets: cqes comes where sq has dropped's successor.
+	// struct io_cqring_offsets: cqes is where sq has the field after dropped.
 	r.cq = mapping(ringOffsetCQ, p.cq.dropped+p.cqEntries*16)
 	r.sqes = mapping(ringOffsetSQEs, p.sqEntries*64)
 	if err != nil {
@@ -148,14 +148,13 @@ func (r *ring) update(slot int, addr uintptr, n int) error {
 
 var escaped atomic.Pointer[any]
 
-// escape keeps v alive and on the heap up to the call.
+// escape keeps v alive and on the heap until the call.
 func escape(v any) any {
 	escaped.Store(&v)
 	return v
 }
 
-// read has the kernel write n bytes at addr, out of the pages that were pinned
-// for slot, into a pipe.
+// read makes the kernel write n bytes at addr, from the pages that were pinned for slot, to a pipe.
 func (r *ring) read(slot int, addr uintptr, n int) ([]byte, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

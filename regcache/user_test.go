@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// inASecond runs a test in which time passes as soon as everybody waits, with a cache of its own.
+// inASecond runs a test with its own cache in virtual time, which passes when all goroutines wait.
 func inASecond(t *testing.T, test func(t *testing.T, c *Cache, d *fakeDevice)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -19,7 +19,7 @@ func inASecond(t *testing.T, test func(t *testing.T, c *Cache, d *fakeDevice)) {
 	})
 }
 
-// pass lets that much time pass, and what is due happen.
+// pass lets that much time pass, and waits until what is due has been done.
 func pass(t time.Duration) {
 	time.Sleep(t)
 	synctest.Wait()
@@ -43,7 +43,7 @@ func expectRegistered(t *testing.T, d *fakeDevice, when string, n int) {
 	}
 }
 
-// What is cached goes with the last user that has used it, and nothing else does.
+// A cached region goes when the last user that has used it has left, and only then.
 func TestCachedGoesWithItsLastUser(t *testing.T) {
 	inASecond(t, func(t *testing.T, c *Cache, d *fakeDevice) {
 		first, second, other := c.NewUser(), c.NewUser(), c.NewUser()
@@ -53,7 +53,7 @@ func TestCachedGoesWithItsLastUser(t *testing.T) {
 			second.use(t, both, LocalRead)
 			first.use(t, own, LocalRead)
 		}
-		first.use(t, exposed, RemoteRead) // leaves what pins its pages
+		first.use(t, exposed, RemoteRead) // leaves a region that pins its pages
 		expectRegistered(t, d, "used", 3)
 		other.use(t, both, LocalRead)
 		other.Leave()
@@ -82,8 +82,8 @@ func TestCachedGoesWithItsLastUser(t *testing.T) {
 	})
 }
 
-// It stays for a second, also of a user that leaves when another has done so long before, and is gone
-// after two. Who uses it meanwhile keeps it.
+// A region stays for a second after its user has left, even if another user has left before, and is gone
+// after two. A new user that uses it meanwhile keeps it.
 func TestCachedStaysForASecond(t *testing.T) {
 	inASecond(t, func(t *testing.T, c *Cache, d *fakeDevice) {
 		early, late := c.NewUser(), c.NewUser()
@@ -103,7 +103,7 @@ func TestCachedStaysForASecond(t *testing.T) {
 	})
 }
 
-// What was cached for an Acquire that failed, or did without it, has a user, too.
+// A region that was cached for an Acquire that failed, or that worked without it, has a user too.
 func TestCachedForAFailedAcquireGoes(t *testing.T) {
 	for name, refused := range map[string]map[int]error{
 		"fails":           {2: syscall.EINVAL},
@@ -131,7 +131,7 @@ func TestCachedForAFailedAcquireGoes(t *testing.T) {
 	}
 }
 
-// A region that takes the place of another has its users as well.
+// A region that replaces another one has its users too.
 func TestAMergedRegionKeepsTheUsers(t *testing.T) {
 	inASecond(t, func(t *testing.T, c *Cache, d *fakeDevice) {
 		reader, writer := c.NewUser(), c.NewUser()
@@ -150,13 +150,14 @@ func TestAMergedRegionKeepsTheUsers(t *testing.T) {
 	})
 }
 
-// A region has its user from when it is cached: another one's end does not take it away meanwhile.
+// A region has its user from the time when it is cached, so that the end of another user does not remove
+// it before.
 func TestARegionHasItsUserAtOnce(t *testing.T) {
 	inASecond(t, func(t *testing.T, c *Cache, d *fakeDevice) {
 		reader, writer := c.NewUser(), c.NewUser()
 		mem := make([]byte, 64<<10)
 		reader.use(t, mem, LocalRead)
-		d.onDeregister = func(registration) { // the reader's, whose place the writer's has taken
+		d.onDeregister = func(registration) { // the reader's region, which the writer's has replaced
 			d.onDeregister = nil
 			reader.Leave()
 			pass(2 * unusedFor)
@@ -169,7 +170,7 @@ func TestARegionHasItsUserAtOnce(t *testing.T) {
 	})
 }
 
-// Many users that leave together cost no more than one look at all regions, and one more.
+// When many users leave together, all regions are looked at only once, and once more.
 func TestUsersThatLeaveTogether(t *testing.T) {
 	const regions, users = 2000, 500
 	inASecond(t, func(t *testing.T, c *Cache, d *fakeDevice) {
@@ -195,7 +196,7 @@ func TestUsersThatLeaveTogether(t *testing.T) {
 		pass(2 * unusedFor)
 		runtime.ReadMemStats(&after)
 		expectRegistered(t, d, "one is left", regions)
-		// One look at all regions takes 16 KiB.
+		// One look at all regions allocates 16 KiB.
 		if n := after.TotalAlloc - before.TotalAlloc; n > users*16<<10/4 {
 			t.Errorf("%d users left %d regions with %d bytes allocated", users, regions, n)
 		}
@@ -206,7 +207,7 @@ func TestUsersThatLeaveTogether(t *testing.T) {
 	})
 }
 
-// No timer holds a closed cache, nor looks at what its device had.
+// A closed cache has no timer that would keep it alive, or look at its device's registrations.
 func TestClosedCacheHasNoTimer(t *testing.T) {
 	inASecond(t, func(t *testing.T, c *Cache, d *fakeDevice) {
 		mem := make([]byte, 64<<10)
@@ -233,7 +234,7 @@ func TestClosedCacheHasNoTimer(t *testing.T) {
 	})
 }
 
-// Close waits for what a sweep deregisters, as the protection domain goes next.
+// Close waits until a sweep has deregistered its regions, because the protection domain is closed next.
 func TestCloseWaitsForASweep(t *testing.T) {
 	inASecond(t, func(t *testing.T, c *Cache, d *fakeDevice) {
 		u, mem, hung := c.NewUser(), make([]byte, 64<<10), make(chan struct{})
@@ -258,7 +259,7 @@ func TestCloseWaitsForASweep(t *testing.T) {
 	})
 }
 
-// Users come and go while others use the same memory. When all have left, nothing is cached.
+// Users come and go while other users use the same memory. When all have left, nothing is cached.
 func TestUsersComeAndGo(t *testing.T) {
 	d := &fakeDevice{}
 	c := newCache(t, d, Config{})

@@ -18,9 +18,9 @@ import (
 
 const mapped = 64 << 10
 
-// mmap maps n bytes far from where the kernel places mappings: a test
-// that unmaps them and maps them again would now and then find the runtime there,
-// whose memory the end of the test would unmap.
+// mmap maps n bytes far from where the kernel places mappings. Otherwise, in a test that unmaps them and
+// maps them again, the runtime might now and then get the addresses in between, and the end of the test
+// would unmap the runtime's memory.
 func mmap(t testing.TB, n int) []byte {
 	t.Helper()
 	place := unsafe.Add(unsafe.Pointer(nil), places+lastPlace.Add(placeEach))
@@ -36,8 +36,8 @@ func mmap(t testing.TB, n int) []byte {
 	return unsafe.Slice((*byte)(place), n)
 }
 
-// lastPlace is the last one that mmap has given: between the program and the
-// kernel's own choice, with a race detector (its tsan_platform.h) and without.
+// lastPlace is the address that mmap has used last. The addresses are between the program and those that
+// the kernel chooses, with a race detector (see its tsan_platform.h) and without.
 var lastPlace atomic.Uintptr
 
 const (
@@ -54,7 +54,7 @@ func watch(t testing.TB, b []byte) *Range {
 	return r
 }
 
-// mappingChanges are what ends a watch of b.
+// mappingChanges are the changes that end a watch of b.
 var mappingChanges = map[string]func(b []byte) error{
 	"munmap and mmap": func(b []byte) error {
 		if err := unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b))); err != nil {
@@ -76,7 +76,7 @@ var mappingChanges = map[string]func(b []byte) error{
 	"madvise FREE":     func(b []byte) error { return unix.Madvise(b, unix.MADV_FREE) },
 }
 
-// mapAt makes a mapping where b is.
+// mapAt makes a mapping at the addresses of b.
 func mapAt(b []byte, flag int) error {
 	_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)),
 		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|flag)
@@ -125,20 +125,20 @@ func TestAWatchedRangeEndsWithItsMapping(t *testing.T) {
 	}
 }
 
-// contested is a place that two threads map in turn.
+// contested is a range of addresses that two threads map in turn.
 type contested struct {
 	t   *testing.T
 	nic *fakeNIC
 	c   *Cache
-	b   []byte // if it is mapped
+	b   []byte // valid while it is mapped
 }
 
-// take is whether it is the caller's now.
+// take maps the range, and reports whether that was possible.
 func (p *contested) take() bool {
 	if mapAt(p.b, unix.MAP_FIXED_NOREPLACE) == nil {
 		return true
 	}
-	runtime.Gosched() // the other has it
+	runtime.Gosched() // the other thread has mapped it
 	return false
 }
 
@@ -148,7 +148,7 @@ func (p *contested) leave() {
 	}
 }
 
-// register has the mapping watched and registered, and leaves it.
+// register watches and registers the mapping, and unmaps it.
 func (p *contested) register() {
 	r := watch(p.t, p.b)
 	defer r.Withdraw()
@@ -165,7 +165,7 @@ func (p *contested) register() {
 	region.Release()
 }
 
-// meet finds no registration of the mapping before its own.
+// meet checks that the cache has no registration of the mapping before this one.
 func (p *contested) meet() {
 	p.b[0] = 2
 	if region, err := p.c.Acquire(p.b, LocalRead); err == nil {
@@ -177,8 +177,8 @@ func (p *contested) meet() {
 	p.leave()
 }
 
-// The kernel reports an unmapping after it is done. Another thread that maps
-// something there at once must not meet the old registration.
+// The kernel reports an unmapping after it is done. If another thread maps memory at the same addresses
+// at once, it must not get the old registration.
 func TestANewMappingIsNeverTakenForItsPredecessor(t *testing.T) {
 	const rounds = 200
 	nic := newNIC(t)
@@ -235,8 +235,8 @@ func TestWatchRefusesMemoryItCannotVouchFor(t *testing.T) {
 	}
 }
 
-// sharedMemory is of a file without a name: who has it can punch holes into it and
-// truncate it, which no userfaultfd reports.
+// sharedMemory maps a file without a name: any process that has it can punch holes into it and truncate
+// it, which no userfaultfd reports.
 func sharedMemory(t *testing.T, flag int) []byte {
 	t.Helper()
 	fd, err := unix.MemfdCreate("watch", unix.MFD_CLOEXEC)
@@ -255,7 +255,7 @@ func sharedMemory(t *testing.T, flag int) []byte {
 	return b
 }
 
-// What lies below it may be of a file that is larger than memory can be on 32 bits.
+// The mapping below may be of a file offset that is larger than memory can be on 32 bits.
 func TestMemoryBesideALargeFileIsFoundPrivate(t *testing.T) {
 	fd, err := unix.MemfdCreate("watch", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -275,7 +275,7 @@ func TestMemoryBesideALargeFileIsFoundPrivate(t *testing.T) {
 	}
 }
 
-// halfShared is private at its begin only.
+// halfShared is private only in its first half.
 func halfShared(t *testing.T) []byte {
 	t.Helper()
 	b := mmap(t, mapped)
@@ -302,8 +302,8 @@ func TestWithdrawLeavesNoDescriptor(t *testing.T) {
 	}
 }
 
-// A child that was forked, and has not executed anything yet, has the descriptor too:
-// what it keeps registered nobody unmaps or watches.
+// A forked child that has not executed anything yet has the descriptor too. Withdraw must end the watch
+// nevertheless: otherwise the memory would stay registered with the userfaultfd.
 func TestWithdrawEndsTheWatchThoughAChildHasTheDescriptor(t *testing.T) {
 	b := mmap(t, mapped)
 	r := watch(t, b)

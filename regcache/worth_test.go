@@ -13,8 +13,8 @@ func worth(c *Cache, b []byte, access Access) bool {
 	return worth
 }
 
-// Memory that cannot be told to stay is never registered, which is another answer than that
-// it had better be copied.
+// Memory that may change its pages unnoticed is never registered. Worth returns an error for it, other
+// than for memory that had better be copied.
 func TestWorthOfUnknownMemory(t *testing.T) {
 	c := newCache(t, &fakeDevice{}, Config{})
 	constant := "read-only"
@@ -26,8 +26,8 @@ func TestWorthOfUnknownMemory(t *testing.T) {
 	}
 }
 
-// Memory is worth its registration once it comes again, or if it is registered: the same
-// object, and not another at its address.
+// Memory is worth its registration once it is used again, or if it is registered. The object counts, not
+// its address.
 func TestMemoryIsWorthItWhenItComesAgain(t *testing.T) {
 	c := newCache(t, &fakeDevice{}, Config{})
 	b := make([]byte, 64<<10)
@@ -55,7 +55,7 @@ func TestMemoryIsWorthItWhenItComesAgain(t *testing.T) {
 	runtime.KeepAlive(b)
 }
 
-// Where registering costs as much as several copies, memory is copied that often before.
+// If registering costs as much as several copies, memory is copied that many times before.
 func TestMemoryIsWorthItWhenItsCopiesHaveCostAsMuch(t *testing.T) {
 	c := newCache(t, &fakeDevice{}, Config{})
 	b := make([]byte, 64<<10)
@@ -72,10 +72,11 @@ func TestMemoryIsWorthItWhenItsCopiesHaveCostAsMuch(t *testing.T) {
 	runtime.KeepAlive(b)
 }
 
-// Buffers that are used in turn come again, each of them, though the table has one set for all.
+// Buffers that are used in turn are each recognized when they are used again, even if they share a set
+// of the table.
 func TestMemoryIsWorthItBesideOtherOfItsSet(t *testing.T) {
 	c := newCache(t, &fakeDevice{}, Config{})
-	large := make([]byte, 64<<20) // of its first page the next 4 KiB would be a part (heapMemory)
+	large := make([]byte, 64<<20) // the first 8 KiB are left out: the next 4 KiB would count as a part of the first page (heapMemory)
 	var buffers [][]byte
 	for rest := large[8<<10:]; len(buffers) < seenWays; rest = rest[4<<10:] {
 		b := rest[:4<<10]
@@ -94,8 +95,8 @@ func TestMemoryIsWorthItBesideOtherOfItsSet(t *testing.T) {
 	runtime.KeepAlive(large)
 }
 
-// What is evicted has its next registration paid for by copies again, as has what does not fit: too
-// many buffers, or too large ones, are not registered at each use.
+// After an eviction, memory is copied again before it is registered again, and so is memory that does
+// not fit. So buffers that are too many or too large are not registered at each use.
 func TestMoreMemoryThanTheBudgetIsMostlyCopied(t *testing.T) {
 	const copies, room, rounds = 3, 16, 40
 	for _, tt := range []struct {
@@ -131,7 +132,7 @@ func TestMoreMemoryThanTheBudgetIsMostlyCopied(t *testing.T) {
 			}
 		}
 		n := d.registrations()
-		free := 0 // each one's first
+		free := 0 // the first registration of each
 		if tt.declared {
 			free = tt.buffers
 		}
@@ -145,8 +146,8 @@ func TestMoreMemoryThanTheBudgetIsMostlyCopied(t *testing.T) {
 	}
 }
 
-// Each try with memory that the device does not take costs the process all idle registrations: there
-// are few of them, and Worth tells why.
+// Each attempt with memory that the device refuses costs the process all idle registrations. So there
+// are few attempts, and Worth returns the reason.
 func TestWhatTheDeviceRefusesIsSeldomTried(t *testing.T) {
 	stable, err := Declare(make([]byte, 64<<10))
 	if err != nil {
@@ -196,7 +197,7 @@ func TestWhatTheDeviceRefusesIsSeldomTried(t *testing.T) {
 	}
 }
 
-// So too for a program that acquires it all the same, as a Threshold of its own has verbs do.
+// The same applies to a program that acquires it nevertheless, as verbs does if a Threshold is set.
 func TestAcquireSeldomTriesWhatTheDeviceRefuses(t *testing.T) {
 	for _, access := range []Access{LocalRead, RemoteRead} {
 		full := true
@@ -240,10 +241,10 @@ func TestNothingIsWorthItWithoutACache(t *testing.T) {
 	runtime.KeepAlive(b)
 }
 
-// kept is where buffers escape to.
+// kept makes buffers escape to the heap.
 var kept []byte
 
-// The allocator hands addresses out again: that is no second use.
+// The allocator uses addresses again. That does not count as a second use.
 func TestANewObjectAtAnOldAddressIsNew(t *testing.T) {
 	c := newCache(t, &fakeDevice{}, Config{})
 	addresses, again := map[uintptr]bool{}, 0

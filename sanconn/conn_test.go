@@ -26,14 +26,14 @@ import (
 
 const patience = 30 * time.Second
 
-// onTCP is in the place of limits for a connection that stays on TCP; moving for one that
-// moves, over a ring, as soon as it is used.
+// onTCP takes the place of limits for a connection that stays on TCP, and moving for one that moves,
+// over a ring, as soon as it is used.
 var (
 	onTCP  = session.Limits{Provider: "tcp"}
 	moving = session.Limits{Provider: "moving"}
 )
 
-// The carriers of a connection.
+// carriers are those of the connections in these tests.
 var carriers = []struct {
 	name   string
 	limits session.Limits
@@ -47,8 +47,8 @@ var carriers = []struct {
 	{name: "window, send buffer", limits: session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}},
 }
 
-// pipe makes both ends of a connection, which has moved to a session with these limits; closed
-// is called when the first is closed.
+// pipe makes both ends of a connection that has moved to a session with these limits. closed is called
+// when the first end is closed.
 func pipe(t testing.TB, limits session.Limits, closed func()) (a, b *sanconn.Conn) {
 	t.Helper()
 	config := newconn.Config{Life: ending{closed, false}}
@@ -59,9 +59,9 @@ func pipe(t testing.TB, limits session.Limits, closed func()) (a, b *sanconn.Con
 		t.Cleanup(moves.Wait)
 		config.Threshold = 1
 		config.Life = using{ending{closed, false}, func() {
-			moves.Go(func() { // package san's movers
+			moves.Go(func() { // takes the place of package san's movers
 				ea, eb := twin.Pair(twin.Config{})
-				movePair(context.Background(), a, b, ea, eb, sessions{}) // fails if one is closed before
+				movePair(context.Background(), a, b, ea, eb, sessions{}) // fails if an end is closed before
 			})
 		}}
 	default:
@@ -75,14 +75,14 @@ func pipe(t testing.TB, limits session.Limits, closed func()) (a, b *sanconn.Con
 	return a, b
 }
 
-// pipeOn is pipe, of a connection that has moved.
+// pipeOn is pipe for a connection that has moved.
 func pipeOn(t testing.TB, limits session.Limits, closed func()) (a, b *sanconn.Conn) {
 	t.Helper()
 	ea, eb := twin.Pair(twin.Config{Limits: limits})
 	return pipeOver(t, ea, eb, closed)
 }
 
-// pipeOver is pipe, moved to a session over these endpoints.
+// pipeOver is pipe for a connection that has moved to a session over these endpoints.
 func pipeOver(t testing.TB, ea, eb *twin.Endpoint, closed func()) (a, b *sanconn.Conn) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -147,7 +147,7 @@ func TestOptionalInterfacesOfTCP(t *testing.T) {
 
 func has[I any](c net.Conn) bool { _, ok := c.(I); return ok }
 
-// All settings have to be accepted.
+// No setting returns an error.
 func TestSettings(t *testing.T) {
 	a, b := pipe(t, session.Limits{Window: 32}, nil)
 	for name, err := range map[string]error{
@@ -176,8 +176,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// A silent peer is asked at the interval of SetKeepAliveConfig: with the default of 15 s
-// this would take a minute.
+// A silent peer gets Pings at the interval of SetKeepAliveConfig: with the default of 15 s the test
+// would take a minute.
 func TestKeepAliveConfig(t *testing.T) {
 	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
 	a, _ := pipeOver(t, ea, eb, nil)
@@ -207,7 +207,7 @@ func TestLinger(t *testing.T) {
 	}
 }
 
-// shortWriter writes only half, without an error.
+// shortWriter writes only half, and returns no error.
 type shortWriter struct{}
 
 func (shortWriter) Write(p []byte) (int, error) { return len(p) / 2, nil }
@@ -247,7 +247,7 @@ func TestWriteBuffersConsumesWhatItWrote(t *testing.T) {
 	}
 }
 
-// Slices of no bytes are written, too: at once.
+// WriteBuffers of slices without bytes returns at once.
 func TestWriteBuffersOfNothing(t *testing.T) {
 	for _, e := range carriers {
 		t.Run(e.name, func(t *testing.T) {
@@ -332,7 +332,7 @@ func TestCallsOfAClosedConn(t *testing.T) {
 	a.SetWriteDeadline(time.Time{})
 	onTCP, _, _ := onTCPPair(t, newconn.Config{})
 	lateOnTCP, _, _ := onTCPPair(t, newconn.Config{})
-	late.SetDeadline(time.Unix(1, 0)) // counts no more behind Close
+	late.SetDeadline(time.Unix(1, 0)) // has no effect after Close
 	lateOnTCP.SetDeadline(time.Unix(1, 0))
 	for name, c := range map[string]*sanconn.Conn{"session": a, "TCP": onTCP, "session, late": late, "TCP, late": lateOnTCP} {
 		t.Run(name, func(t *testing.T) {
@@ -374,7 +374,7 @@ func wantClosed(t *testing.T, a *sanconn.Conn) {
 	}
 }
 
-// A closed connection takes no settings, though its TCP stays open until the session has ended.
+// A closed connection refuses settings, even while its TCP stays open until the session has ended.
 func TestSettingsBehindClose(t *testing.T) {
 	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
 	a, _ := pipeOver(t, ea, eb, nil)
@@ -396,7 +396,7 @@ func TestSettingsBehindClose(t *testing.T) {
 // A connection that was closed and then forgotten is not closed again.
 func TestClosedConnIsForgotten(t *testing.T) {
 	var calls [2]atomic.Int32
-	for i := range calls { // the second is not closed: when that is found, the first is too
+	for i := range calls { // the second is not closed by the program: once its end was found, the first would have been found too
 		a, b := forgettable(t, func() { calls[i].Add(1) })
 		defer b.Close()
 		if i == 0 {
@@ -418,9 +418,8 @@ func TestClosedConnIsForgotten(t *testing.T) {
 	}
 }
 
-// What is to be called when a connection is closed is called once as well if the program forgets
-// it on TCP, at either end: before it has moved, behind a move that was refused, and once it has
-// come back.
+// If the program forgets a connection on TCP, at either end, Closed is called once as well: before the
+// connection has moved, after a refused move, and after the way back.
 func TestConnForgottenOnTCPIsClosed(t *testing.T) {
 	for name, use := range map[string]func(t *testing.T, a, b *sanconn.Conn) error{
 		"unmoved": func(t *testing.T, a, b *sanconn.Conn) error { return nil },
@@ -478,7 +477,7 @@ func TestConnForgottenOnTCPIsClosed(t *testing.T) {
 	}
 }
 
-// forgettable is pipeOn without the cleanup, which holds both ends.
+// forgettable is pipeOn without the cleanup, which would keep both ends reachable.
 func forgettable(t *testing.T, closed func()) (a, b *sanconn.Conn) {
 	t.Helper()
 	ea, eb := twin.Pair(twin.Config{})
@@ -489,8 +488,8 @@ func forgettable(t *testing.T, closed func()) (a, b *sanconn.Conn) {
 	return a, b
 }
 
-// A connection that nobody holds any more is closed, as in net, even if it has a deadline; at
-// either end.
+// A connection that the program has forgotten is closed, as in net, at either end, even if it has a
+// deadline.
 func TestForgottenConnIsClosed(t *testing.T) {
 	for _, acceptor := range []bool{false, true} {
 		for _, left := range []time.Duration{time.Millisecond, time.Hour} {

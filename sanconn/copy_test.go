@@ -26,7 +26,7 @@ func byTCP(c *sanconn.Conn) bool {
 	return st.TCPBytesSent+st.TCPBytesReceived > 0
 }
 
-// wantLent checks how many bytes were not copied at this end, if none went by TCP.
+// wantLent checks how many bytes went without a copy at this end, unless some went by TCP.
 func wantLent(t *testing.T, c *sanconn.Conn, sent, received uint64) {
 	t.Helper()
 	if byTCP(c) {
@@ -37,8 +37,8 @@ func wantLent(t *testing.T, c *sanconn.Conn, sent, received uint64) {
 	}
 }
 
-// fillUp writes until there is no more room, and returns how many bytes that took. A Write may
-// begin behind its deadline: three in a row do not.
+// fillUp writes until there is no more room, and returns how many bytes that took. One Write may begin
+// after its deadline, but not three in a row.
 func fillUp(t *testing.T, c *sanconn.Conn) (n int) {
 	t.Helper()
 	for inVain := 0; inVain < 3; {
@@ -56,7 +56,7 @@ func fillUp(t *testing.T, c *sanconn.Conn) (n int) {
 	return n
 }
 
-// A file is copied from its position on, up to its end or the limit, and no further.
+// A file is copied from its position up to its end or the limit, and no further.
 func TestCopyOfAFile(t *testing.T) {
 	data := pattern(500_000)
 	for _, tt := range []struct{ at, limit, want int64 }{
@@ -99,7 +99,7 @@ func TestCopyOfAFile(t *testing.T) {
 	}
 }
 
-// What a file has or has not when its turn comes is what counts.
+// A copy sends what the file contains when each part is read.
 func TestCopyOfAFileThatChanges(t *testing.T) {
 	data := pattern(8 << 20)
 	for name, change := range map[string]struct {
@@ -128,7 +128,7 @@ func TestCopyOfAFileThatChanges(t *testing.T) {
 				if _, err := io.ReadFull(b, first); err != nil {
 					t.Fatal(err)
 				}
-				if err := change.do(f); err != nil { // it does not fit into any buffer: the copy goes on
+				if err := change.do(f); err != nil { // the file does not fit into any buffer, so the copy is not over
 					t.Fatal(err)
 				}
 				got := append(first, <-received(t, b)...)
@@ -144,8 +144,8 @@ func TestCopyOfAFileThatChanges(t *testing.T) {
 	}
 }
 
-// At its end, a file needs no room: neither does a copy wait for it, nor fail where the peer
-// has closed after the last byte.
+// At the file's end a copy needs no room: it does not wait for any, and does not fail if the peer has
+// closed after the last byte.
 func TestTheEndOfAFileNeedsNoRoom(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -168,11 +168,12 @@ func TestTheEndOfAFileNeedsNoRoom(t *testing.T) {
 	})
 }
 
-// A copy that a deadline ends loses nothing: what was not sent is still the source's.
+// A copy that ends at its deadline loses nothing: the file's position is behind the bytes that were
+// sent.
 func TestADeadlineEndsACopyAndLosesNothing(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
-		data := pattern(16 << 20) // twice what a send buffer and an inbox take that nobody reads
+		data := pattern(16 << 20) // twice what a send buffer and an inbox hold
 		f := fileOf(t, data)
 		a.SetWriteDeadline(time.Now().Add(-time.Second))
 		if n, err := io.Copy(a, f); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -199,7 +200,7 @@ func TestADeadlineEndsACopyAndLosesNothing(t *testing.T) {
 	})
 }
 
-// streamPair is a connected pair of stream sockets.
+// streamPairs make connected pairs of stream sockets.
 var streamPairs = map[string]func(t *testing.T) (a, b net.Conn){
 	"tcp":  func(t *testing.T) (a, b net.Conn) { return listened(t, "tcp", "127.0.0.1:0") },
 	"unix": func(t *testing.T) (a, b net.Conn) { return listened(t, "unix", t.TempDir()+"/s") },
@@ -258,8 +259,8 @@ func ended(t *testing.T, c <-chan copied) copied {
 	}
 }
 
-// A socket that trickles keeps no other Write from the connection, and each piece goes as
-// soon as it comes.
+// While a copy waits for a socket that sends little, other Writes go on, and each piece is sent as soon
+// as it comes.
 func TestCopyFromASocketThatTrickles(t *testing.T) {
 	eachSocket(t, func(t *testing.T, l session.Limits, mk func(*testing.T) (net.Conn, net.Conn)) {
 		a, b := pipe(t, l, nil)
@@ -290,7 +291,7 @@ func TestCopyFromASocketThatTrickles(t *testing.T) {
 	})
 }
 
-// A copy from a socket in bulk is the stream.
+// A copy of many bytes from a socket has all of them, in order.
 func TestCopyFromASocketInBulk(t *testing.T) {
 	eachSocket(t, func(t *testing.T, l session.Limits, mk func(*testing.T) (net.Conn, net.Conn)) {
 		a, b := pipe(t, l, nil)
@@ -310,7 +311,7 @@ func TestCopyFromASocketInBulk(t *testing.T) {
 	})
 }
 
-// A limit is kept to the byte: what lies behind it stays in the socket.
+// A copy takes exactly as many bytes as its limit: the rest stays in the socket.
 func TestCopyFromASocketUpToALimit(t *testing.T) {
 	eachSocket(t, func(t *testing.T, l session.Limits, mk func(*testing.T) (net.Conn, net.Conn)) {
 		a, b := pipe(t, l, nil)
@@ -336,7 +337,7 @@ func TestCopyFromASocketUpToALimit(t *testing.T) {
 	})
 }
 
-// The deadline of a source ends the copy, and the connection goes on.
+// The deadline of a source ends the copy, and the connection still works.
 func TestTheDeadlineOfASource(t *testing.T) {
 	eachSocket(t, func(t *testing.T, l session.Limits, mk func(*testing.T) (net.Conn, net.Conn)) {
 		a, b := pipe(t, l, nil)
@@ -366,8 +367,8 @@ func TestTheDeadlineOfASource(t *testing.T) {
 	})
 }
 
-// Where the connection has no room, a copy keeps nobody from closing its source, and Close
-// of the connection ends it.
+// While a copy waits for room of the connection, its source can be closed, and Close of the connection
+// ends the copy.
 func TestACopyThatWaitsForRoom(t *testing.T) {
 	eachSocket(t, func(t *testing.T, l session.Limits, mk func(*testing.T) (net.Conn, net.Conn)) {
 		a, b := pipe(t, l, nil)
@@ -396,7 +397,7 @@ func TestACopyThatWaitsForRoom(t *testing.T) {
 	})
 }
 
-// A copy from a socket that is at its end does not fail where the peer has closed.
+// A copy from a socket that is at its end does not fail even if the peer has closed.
 func TestTheEndOfASocketNeedsNoPeer(t *testing.T) {
 	eachSocket(t, func(t *testing.T, l session.Limits, mk func(*testing.T) (net.Conn, net.Conn)) {
 		a, b := pipe(t, l, nil)
@@ -413,7 +414,7 @@ func TestTheEndOfASocketNeedsNoPeer(t *testing.T) {
 			t.Errorf("copied %d, %v", r.n, r.err)
 		}
 		got := make([]byte, 6)
-		if byTCP(a) { // as in net, they are lost
+		if byTCP(a) { // the bytes are lost, as with net
 		} else if _, err := io.ReadFull(to, got); string(got) != "unread" {
 			t.Errorf("%q is left in the source, %v", got, err)
 		}
@@ -424,7 +425,7 @@ func TestTheEndOfASocketNeedsNoPeer(t *testing.T) {
 	})
 }
 
-// Datagrams are not cut, however little room there is in one piece.
+// Datagrams are not cut, even if there is little room in one piece.
 func TestCopyFromADatagramSocket(t *testing.T) {
 	for _, kind := range []int{syscall.SOCK_DGRAM, syscall.SOCK_SEQPACKET} {
 		eachEndpoint(t, func(t *testing.T, l session.Limits) {
@@ -490,19 +491,19 @@ func attempt(w io.Writer, r io.Reader) (n int64, err error) {
 	}()
 	n, err = io.Copy(w, r)
 	var oe *net.OpError
-	if errors.As(err, &oe) && (oe.Op == "readfrom" || oe.Op == "writeto") { // as net has it
+	if errors.As(err, &oe) && (oe.Op == "readfrom" || oe.Op == "writeto") { // these operations are added as in net
 		err = oe.Err
 	}
 	return n, err
 }
 
-// A source may do what it likes: the connection goes on behind what it gave.
+// Whatever a source does, the connection goes on after the bytes that it has returned.
 func TestSourcesOfTheApplication(t *testing.T) {
 	errOwn := errors.New("its own")
 	var kept []byte
 	for name, tt := range map[string]struct {
-		second func([]byte) (int, error) // the first gives "first "
-		want   string                    // of the error
+		second func([]byte) (int, error) // the first call returns "first "
+		want   string                    // the text of the error
 	}{
 		"fails":            {func(b []byte) (int, error) { return 0, errOwn }, "its own"},
 		"panics":           {func(b []byte) (int, error) { panic("its own") }, "panic: its own"},
@@ -537,8 +538,8 @@ func TestSourcesOfTheApplication(t *testing.T) {
 	}
 }
 
-// A source that keeps its slice and writes to it later changes nothing of the stream, on
-// this connection or another.
+// A source that keeps its slice and writes to it later does not change the stream of this connection, or
+// of another.
 func TestASourceThatWritesLater(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -555,7 +556,7 @@ func TestASourceThatWritesLater(t *testing.T) {
 			t.Errorf("copied %d, %v", n, err)
 		}
 		var wg sync.WaitGroup
-		for _, b := range kept[:1] { // they are one
+		for _, b := range kept[:1] { // each call had the same slice
 			wg.Go(func() { fill(b, 'x') })
 		}
 		others := received(t, otherPeer)
@@ -569,8 +570,8 @@ func TestASourceThatWritesLater(t *testing.T) {
 	})
 }
 
-// wantNobodyElses checks that copies by a connection whose buffers may be used again do not use one
-// that the application has kept.
+// wantNobodyElses checks that copies by a connection, which may use buffers again, do not use one that
+// the application has kept.
 func wantNobodyElses(t *testing.T, kept []byte, c *sanconn.Conn) {
 	t.Helper()
 	kept = kept[:cap(kept)]
@@ -592,7 +593,7 @@ func wantNobodyElses(t *testing.T, kept []byte, c *sanconn.Conn) {
 	}
 }
 
-// A source that blocks keeps nobody else from the connection.
+// While a source blocks, Write and Close of the connection do not wait for it.
 func TestASourceThatBlocks(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -608,7 +609,7 @@ func TestASourceThatBlocks(t *testing.T) {
 		if _, err := a.Write([]byte("meanwhile")); err != nil {
 			t.Error(err)
 		}
-		a.Close() // does not wait for it
+		a.Close() // does not wait for the source
 		wantBytes(t, <-received(t, b), []byte("meanwhile"))
 		close(goOn)
 		if r := ended(t, done); r.n != 0 || r.err != nil {
@@ -623,7 +624,7 @@ func fill(b []byte, v byte) {
 	}
 }
 
-// Files, sockets and io.Discard get the bytes where they lie.
+// Files, sockets and io.Discard get the bytes from the memory in which they have arrived.
 func TestCopyToWhatWritesAtOnce(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		data := pattern(3<<20 + 5)
@@ -679,8 +680,8 @@ func TestCopyToWhatWritesAtOnce(t *testing.T) {
 	})
 }
 
-// A file or socket that takes no more leaves the bytes to the next Read; on TCP, as with net,
-// what it was given is gone.
+// If a file or socket takes no bytes, the next Read returns them. On TCP the bytes that were passed to
+// it are lost, as with net.
 func TestCopyToWhatIsClosed(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		f := fileOf(t, nil)
@@ -701,7 +702,7 @@ func TestCopyToWhatIsClosed(t *testing.T) {
 	})
 }
 
-// So does a source that is none.
+// If the source is closed, the copy fails, and the connection still works.
 func TestCopyFromWhatIsClosed(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -720,13 +721,13 @@ func TestCopyFromWhatIsClosed(t *testing.T) {
 	})
 }
 
-// A sink may do what it likes: what it was given is gone, and the connection goes on.
+// Whatever a sink does, the bytes that it has been passed are consumed, and the connection goes on.
 func TestSinksOfTheApplication(t *testing.T) {
 	errOwn := errors.New("its own")
 	for name, tt := range map[string]struct {
 		write func([]byte) (int, error)
 		n     int64
-		want  string // of the error
+		want  string // the text of the error
 	}{
 		"fails":           {func(b []byte) (int, error) { return 2, errOwn }, 2, "its own"},
 		"panics":          {func(b []byte) (int, error) { panic("its own") }, 0, "panic: its own"},
@@ -752,7 +753,7 @@ func TestSinksOfTheApplication(t *testing.T) {
 	}
 }
 
-// A sink that keeps the slice, and writes to it, changes nothing of the streams.
+// A sink that keeps its slice and writes to it does not change the streams.
 func TestASinkThatKeepsTheSlice(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -779,11 +780,11 @@ func TestASinkThatKeepsTheSlice(t *testing.T) {
 	})
 }
 
-// While a sink is blocked it has nothing of the connection: Close gives back its memory.
+// A sink that blocks holds no memory of the connection: Close releases all of it.
 func TestCloseWhileASinkBlocks(t *testing.T) {
 	eachSocket(t, func(t *testing.T, l session.Limits, mk func(*testing.T) (net.Conn, net.Conn)) {
 		ea, eb := twin.Pair(twin.Config{Limits: l})
-		longer := session.Config{CancelTimeout: 4 * patience, CloseTimeout: 4 * patience} // than Close may take
+		longer := session.Config{CancelTimeout: 4 * patience, CloseTimeout: 4 * patience} // longer than Close may take
 		a, b, err := movedPair(t.Context(), ea, eb, sessions{Acceptor: longer})
 		if err != nil {
 			t.Fatal(err)
@@ -816,8 +817,8 @@ func TestCloseWhileASinkBlocks(t *testing.T) {
 	})
 }
 
-// A sink that is blocked keeps the connection neither from going back to TCP nor, so, its other
-// direction waiting; and nothing is lost on the way.
+// While a sink blocks, the connection can go back to TCP, so that its other direction does not wait. No
+// byte is lost.
 func TestTheWayBackWhileASinkBlocks(t *testing.T) {
 	sinks := map[string]func(*testing.T) (to io.WriteCloser, peer io.ReadCloser){
 		"pipe": func(t *testing.T) (io.WriteCloser, io.ReadCloser) {
@@ -883,7 +884,7 @@ func TestTheWayBackWhileASinkBlocks(t *testing.T) {
 	}
 }
 
-// untilStable waits until a counter has moved, and moves no more.
+// untilStable waits until a counter is not 0 and does not change any more.
 func untilStable(t *testing.T, count func() uint64) {
 	t.Helper()
 	before, same := uint64(0), 0

@@ -13,9 +13,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// connMost is how many bytes a connection that has not moved costs its program here, beside net's
-// and package san's life: the largest size of which the allocator keeps no header, which makes
-// each connect slower.
+// connMost is the most bytes that a connection which has not moved may allocate here, in addition to
+// net's and package san's part. It is the largest size for which the allocator keeps no header; a header
+// makes each connect slower.
 const connMost = 512
 
 func TestAConnThatHasNotMovedIsSmall(t *testing.T) {
@@ -41,14 +41,14 @@ func TestAConnThatHasNotMovedIsSmall(t *testing.T) {
 	}
 	runtime.ReadMemStats(&after)
 	each := int(after.TotalAlloc-before.TotalAlloc) / len(conns)
-	if each > connMost+64 { // for what the runtime allocates meanwhile
+	if each > connMost+64 { // what the runtime may allocate meanwhile
 		t.Errorf("%d bytes each", each)
 	}
 	if testing.Verbose() {
 		t.Logf("%d bytes each, of which the Conn has %d", each, unsafe.Sizeof(sanconn.Conn{}))
 	}
 	b := make([]byte, 1)
-	for i := 0; i < 8; i += 2 { // and nothing is allocated when it is used
+	for i := 0; i < 8; i += 2 { // nothing is allocated when it is used
 		if n := testing.AllocsPerRun(100, func() {
 			conns[i].Write(b)
 			conns[i+1].Read(b)
@@ -59,7 +59,7 @@ func TestAConnThatHasNotMovedIsSmall(t *testing.T) {
 	runtime.KeepAlive(conns)
 }
 
-// BenchmarkOnTCP is a round trip of a byte by TCP: net's own, and a connection's that has not
+// BenchmarkOnTCP is a round trip of a byte by TCP, with net's own connection and with one that has not
 // moved.
 func BenchmarkOnTCP(b *testing.B) {
 	b.Run("net", func(b *testing.B) {
@@ -79,8 +79,7 @@ func BenchmarkOnTCP(b *testing.B) {
 	})
 }
 
-// BenchmarkOnASession is the same on a session alone, and of a connection that has moved to
-// one.
+// BenchmarkOnASession is the same on a session alone, and with a connection that has moved to one.
 func BenchmarkOnASession(b *testing.B) {
 	limits := session.Limits{}
 	b.Run("session", func(b *testing.B) {
@@ -100,7 +99,7 @@ func BenchmarkOnASession(b *testing.B) {
 	})
 }
 
-// oneWay writes a byte and reads it, in one goroutine: nobody waits.
+// oneWay writes a byte and reads it, in one goroutine, so that no call waits.
 func oneWay(b *testing.B, x, y interface {
 	Read([]byte) (int, error)
 	Write([]byte) (int, error)
@@ -118,7 +117,7 @@ func oneWay(b *testing.B, x, y interface {
 	}
 }
 
-// BenchmarkReadOfWhatWasPeeked is what a Read costs beside TCP's.
+// BenchmarkReadOfWhatWasPeeked is a Read of a byte that a Peek on TCP has brought.
 func BenchmarkReadOfWhatWasPeeked(b *testing.B) {
 	x, y := pipe(b, onTCP, nil)
 	p := make([]byte, 1)
@@ -165,7 +164,7 @@ func BenchmarkMove(b *testing.B) {
 	}
 }
 
-// leaver is told of a connection's way back to TCP.
+// leaver is a Life that signals the way back to TCP.
 type leaver struct {
 	ending
 	left chan<- struct{}

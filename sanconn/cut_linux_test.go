@@ -21,7 +21,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// cutTCP resets a connection's TCP, as `ss -K` does; the program is not told.
+// cutTCP resets a connection's TCP as `ss -K` does, unknown to the program.
 func cutTCP(t *testing.T, c *sanconn.Conn) {
 	t.Helper()
 	raw, err := newconn.HandleOf(c).TCP().SyscallConn()
@@ -39,7 +39,7 @@ func cutTCP(t *testing.T, c *sanconn.Conn) {
 	}
 }
 
-// A Write that TCP has failed cuts the stream, also if its direction moves behind it.
+// A Write that has failed by TCP cuts the stream, even if its direction moves afterwards.
 func TestAWriteThatFailsBesideAProposal(t *testing.T) {
 	for _, end := range []struct {
 		name string
@@ -89,7 +89,7 @@ func TestAWriteThatFailsBesideAProposal(t *testing.T) {
 					})
 				}()
 				connpair.Propose(ctx, a, ea, session.Config{}, nil)                     // fails if a is closed
-				if err := <-taken; err != nil && !errors.Is(err, connpair.ErrRefused) { // as a is closed
+				if err := <-taken; err != nil && !errors.Is(err, connpair.ErrRefused) { // because a is closed
 					t.Fatal(err)
 				}
 				if !before {
@@ -103,7 +103,8 @@ func TestAWriteThatFailsBesideAProposal(t *testing.T) {
 	}
 }
 
-// A Write's error is TCP's end if TCP has ended: the file of a copy may fail with the same one.
+// The error of a Write or a copy counts as TCP's end only if TCP has ended: the file of a copy may
+// return the same error.
 func TestWhatEndsTCP(t *testing.T) {
 	for name, tt := range map[string]struct {
 		before func(*testing.T, *sanconn.Conn)
@@ -132,8 +133,8 @@ func TestWhatEndsTCP(t *testing.T) {
 	}
 }
 
-// Where TCP has lost bytes that come before the session's, the peer's Writes end, too, as TCP's do: also if
-// the program only stops reading.
+// If TCP has lost bytes that precede the session's, the peer's Writes fail, as on TCP, even if the
+// program only stops reading.
 func TestAWriteToAReaderThatIsCut(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
@@ -147,7 +148,7 @@ func TestAWriteToAReaderThatIsCut(t *testing.T) {
 	if err := movePair(t.Context(), a, b, ea, eb, sessions{}); err != nil {
 		t.Fatal(err)
 	}
-	cutTCP(t, b) // which takes what has come and was not read
+	cutTCP(t, b) // and discards the bytes that have come and were not read
 	b.SetDeadline(time.Now().Add(patience))
 	if n, err := b.Read(make([]byte, 1)); n > 0 || !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("read %d, %v", n, err)
@@ -161,7 +162,8 @@ func TestAWriteToAReaderThatIsCut(t *testing.T) {
 	}
 }
 
-// What an operation has found of TCP keeps the connection from moving: what it has lost would be passed over.
+// A connection does not move once an operation has found a reset of TCP: the move would hide that bytes
+// were lost.
 func TestNoMoveBehindAReset(t *testing.T) {
 	for name, finds := range map[string]func(c *sanconn.Conn) error{
 		"a Read":  func(c *sanconn.Conn) error { _, err := c.Read(make([]byte, 1)); return err },
@@ -186,7 +188,7 @@ func TestNoMoveBehindAReset(t *testing.T) {
 	}
 }
 
-// … also what came back has found.
+// The same if the flush of what came back has found the reset.
 func TestNoMoveBehindAResetOfWhatCameBack(t *testing.T) {
 	a, b := pipe(t, session.Limits{}, nil)
 	if _, err := a.Write([]byte("unread")); err != nil {
@@ -207,9 +209,9 @@ func TestNoMoveBehindAResetOfWhatCameBack(t *testing.T) {
 	}
 }
 
-// In programs that cmd/san has built, a function of a RawConn's Read is tried with TCP's descriptor, and called
-// again if it does not read by syscall.Read. It must not take TCP's error meanwhile: the next Read would find
-// the end of a stream that was cut.
+// In programs that cmd/san has built, a function of a RawConn's Read is called with TCP's descriptor to
+// find out how it reads, and called again if it does not read by syscall.Read. The first call must not
+// take TCP's error: the next Read would return io.EOF for a stream that was cut.
 func TestATriedFunctionTakesNoReset(t *testing.T) {
 	testenv.AsBuilt(t)
 	a, b := pipe(t, session.Limits{}, nil)
@@ -235,7 +237,8 @@ func TestATriedFunctionTakesNoReset(t *testing.T) {
 	}
 }
 
-// What came back has found a reset, so TCP's descriptor shows the end alone: nobody gets it.
+// If the flush of what came back has found a reset, TCP's descriptor would show only io.EOF. So the
+// program does not get the descriptor.
 func TestNoDescriptorBehindAResetOfWhatCameBack(t *testing.T) {
 	for name, has := range map[string]func(c *sanconn.Conn, raw syscall.RawConn) error{
 		"File": func(c *sanconn.Conn, _ syscall.RawConn) error {

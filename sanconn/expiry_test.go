@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// interrupts records the state that a deadline put the session into.
+// interrupts records whether a deadline has interrupted the session.
 type interrupts struct {
 	mu      sync.Mutex
 	on      bool
@@ -62,7 +62,8 @@ func TestExpiry(t *testing.T) {
 	})
 }
 
-// A timer that fires but gets the lock only after the deadline was moved must do nothing.
+// A timer that fires just before the deadline is moved, but gets the lock afterwards, must not
+// interrupt.
 func TestExpiryLateTimer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var i interrupts
@@ -76,8 +77,8 @@ func TestExpiryLateTimer(t *testing.T) {
 	})
 }
 
-// A deadline is kept by a clock that nobody sets, as net's is, also if the program's time has none: else
-// one that is set before a step of the wall clock would be moved by it where the connection moves behind.
+// Deadlines use the monotonic clock, as net's do, even if the program's time has no monotonic reading.
+// Otherwise a step of the wall clock would change a deadline if the connection moves after the step.
 func TestDeadlinesAreMonotonic(t *testing.T) {
 	ln, err := net.Listen("tcp", "localhost:0")
 	if err != nil {

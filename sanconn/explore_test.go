@@ -17,33 +17,33 @@ var (
 	exploreFirst = flag.Uint64("conn.walk", 0, "the first one's seed; 0: a random one")
 )
 
-// The explorer goes through all orders in which two ends, each with a handover, and what lies
-// between them can act: TCP and a session, each way a queue, and the programs at both ends.
-// Its ends do what Conn does, step by step, but by no other means than plain values: so all
-// states can be enumerated, and a mutant of a step be tried.
+// The explorer goes through all orders in which two ends, each with a handover, and what connects them
+// can act: TCP and a session, each with a queue in each direction, and the programs at both ends. Its
+// ends do what Conn does, step by step, but with plain values only. So all states can be enumerated, and
+// mutants of a step can be tried.
 //
-// It checks that each reader gets the bytes that were written, in order; that a stream ends
-// with io.EOF only when it is whole; and that nobody waits when nothing can happen any more.
+// It checks that each reader gets the bytes that were written, in order, that a stream ends with io.EOF
+// only if it is complete, and that nothing waits when no step is possible any more.
 
-// scenario is what the programs may do.
+// scenario limits what the programs may do.
 type scenario struct {
-	writes    [2]int  // bytes to be written by each end; then it ends its stream
+	writes    [2]int  // bytes that each end writes before it ends its stream
 	proposals int     // by end 0
 	either    bool    // … or 1
-	asks      [2]int  // for the way back to TCP
+	asks      [2]int  // how often each end asks for the way back to TCP
 	close     [2]bool // it may close at any time
 	kill      [2]bool // it may die at any time
-	lossy     bool    // no ring: what is on its way on the session is lost then
-	cut       bool    // a session may fail at any time, and what is on its way is lost
-	files     [2]bool // what asks is File …
+	lossy     bool    // not a ring: when a process dies, bytes in flight on the session are lost
+	cut       bool    // a session may fail at any time, with the loss of bytes in flight
+	files     [2]bool // asking is by File …
 	controls  [2]bool // … or Control
 	starve    bool    // … or a Write that starves
-	requires  [2]bool // the policy Require: the program gets the connection once it has moved
-	withdraws bool    // a proposal may be withdrawn that the peer has not taken
-	bounded   bool    // the way back reads no more than a part of what has come, before it knows how much is the peer's
+	requires  [2]bool // the policy Require: the program gets the connection only once it has moved
+	withdraws bool    // a proposal that the peer has not taken may be withdrawn
+	bounded   bool    // the way back reads only a part of what has come, until it knows how much is the peer's
 }
 
-// mutant is a bug that the explorer has to find.
+// mutant is a fault that the explorer has to find.
 type mutant int
 
 const (
@@ -79,14 +79,14 @@ const (
 	mutants
 )
 
-const mostSessions = 4 // one more than are proposed
+const mostSessions = 4 // one more than proposals
 
-// model is a state.
+// model is a state of the two ends and what is between them.
 type model struct {
 	ends [2]modelEnd
-	tcp  [2]string               // from each end: bytes, and '$', its end, or '!', a reset
-	ses  [mostSessions][2]string // from each end, by session: bytes, notes, ends
-	buf  [mostSessions][2]string // of them, bytes and the end of the stream that have come, and were not read
+	tcp  [2]string               // from each end: bytes, '$' for its end, '!' for a reset
+	ses  [mostSessions][2]string // from each end, by session: bytes, notes and ends in flight
+	buf  [mostSessions][2]string // of these, bytes and the stream's end that have come and were not read
 	last int                     // the newest session
 	cut  int                     // the session that has failed
 }
@@ -101,41 +101,41 @@ type modelEnd struct {
 	sesOut      int
 	sesIn       int
 	turned      bool
-	shut        bool // CloseWrite, or a Write has failed
-	failed      bool // … it was that
+	shut        bool // by CloseWrite, or because a Write has failed
+	failed      bool // … because a Write has failed
 	sesShut     bool // the stream on the session has ended
 	closed      bool
-	aborts      bool // … or died, with bytes unread, or for lack of a move
-	resets      bool // … and TCP had not ended by then
-	told        bool // a Write has found the reset
+	aborts      bool // it has closed or died with bytes unread, or because it has not moved
+	resets      bool // … and TCP had not ended before
+	told        bool // a Write has returned the reset
 	elsewhere   bool // the program has had the descriptor
-	lacks       bool // the reader has not got what it was returned
+	lacks       bool // the reader lacks bytes that were returned to the peer
 	dead        bool
-	end         byte // what the reader got: 'E' io.EOF, '!' an error
+	end         byte // what the reader got in the end: 'E' io.EOF, '!' an error
 	asks        int
-	leave       int // 1: said, 2: what was unread is returned or kept, 3: it cannot be said, the session is over
+	leave       int // 1: leave was sent, 2: what was unread is returned or kept, 3: leave cannot be sent, as the session has ended
 	inVain      bool
-	took        string // of the session, by leave
+	took        string // bytes that leave has taken from the session
 	rest        string
 	restAt      int
 	front       string
 	fd          use
-	rawIn       int // bytes by the descriptor, which nobody counts
+	rawIn       int // bytes by the descriptor, which are not counted
 	rawOut      int
-	awaits      bool   // Moved
+	awaits      bool   // the program waits in Moved
 	begins      bool   // a direction has moved
-	early       bool   // bytes went by TCP before that
+	early       bool   // bytes went by TCP before a direction has moved
 	unread      string // what is being returned
-	returned    int    // that many bytes were
-	back        string // flush has to send it
+	returned    int    // how many bytes were returned
+	back        string // what flush has to send
 }
 
-// use is that of TCP's descriptor by the program.
+// use is the program's use of TCP's descriptor.
 type use byte
 
 const (
 	unused  use = iota
-	wanted      // it waits until TCP carries the connection
+	wanted      // the program waits until TCP carries the connection
 	lentOut     // Control has it
 	kept        // File has returned it
 )
@@ -144,11 +144,11 @@ const (
 type explorer struct {
 	scenario
 	mutant
-	seen map[uint64]struct{} // by their hashes: two that share one are rarer than a bug here
-	most int                 // states
+	seen map[uint64]struct{} // hashes of the states: a collision is rarer than a fault in the explorer
+	most int                 // bound of the number of states
 }
 
-// found is what is wrong.
+// found describes a fault.
 type found string
 
 func (x *explorer) run() (problem string, states int) {
@@ -167,7 +167,7 @@ func (x *explorer) run() (problem string, states int) {
 	for len(stack) > 0 && len(x.seen) < x.most {
 		m := stack[len(stack)-1]
 		stack = stack[:len(stack)-1]
-		rests := true // if no program asks for the way back
+		rests := true // no step is possible other than asking for the way back, or giving up
 		n := m
 		for what := range m.steps() {
 			if !x.step(&n, what) {
@@ -199,7 +199,7 @@ func (m *model) fail(format string, args ...any) {
 	panic(found(fmt.Sprintf(format, args...) + fmt.Sprintf("\n%+v", *m)))
 }
 
-// final checks a state in which nothing more happens.
+// final checks a state in which no step is possible any more.
 func (x *explorer) final(m model) {
 	broken, died := m.cut > 0, m.cut > 0
 	for _, e := range m.ends {
@@ -223,13 +223,13 @@ func (x *explorer) final(m model) {
 			m.fail("end %d reads %d of %d, and %c", i, e.read, p.wrote, e.end)
 		case !died && p.closed && !p.aborts && e.end != 'E':
 			m.fail("end %d reads %d of %d, and %c; the peer has closed in order", i, e.read, p.wrote, e.end)
-		case p.dead && !p.aborts && !x.lossy && m.cut == 0 && e.end != 'E' && !e.lacks: // else what it had back is lost
+		case p.dead && !p.aborts && !x.lossy && m.cut == 0 && e.end != 'E' && !e.lacks: // with lacks, bytes that were returned to the dead peer are lost
 			m.fail("end %d reads %d of %d, and %c; the peer has died in order", i, e.read, p.wrote, e.end)
 		}
 	}
 }
 
-// endSteps are what one end may do, beside taking what comes by a session.
+// endSteps are the steps of one end, in addition to deliver.
 var endSteps = [...]func(*explorer, *model, int) bool{
 	(*explorer).write, (*explorer).begin, (*explorer).closeWrite, closes: (*explorer).doClose,
 	(*explorer).readOne, (*explorer).turn, asks: (*explorer).ask, (*explorer).take, (*explorer).finish, (*explorer).flush,
@@ -239,10 +239,10 @@ var endSteps = [...]func(*explorer, *model, int) bool{
 
 const closes, asks, dies, givesUp = 3, 6, 10, 19
 
-// steps is how many there are, of which some can be taken.
+// steps returns the number of steps, not all of which are possible.
 func (m *model) steps() int { return 1 + 2*(len(endSteps)+m.last) }
 
-// step takes one of them, if that can happen now. Otherwise it leaves the state as it is.
+// step takes a step, if it is possible now. Otherwise it leaves the state unchanged.
 func (x *explorer) step(m *model, what int) bool {
 	if what == 0 {
 		return x.fail(m)
@@ -257,26 +257,26 @@ func (x *explorer) step(m *model, what int) bool {
 	return x.deliver(m, i, what-len(endSteps)+1)
 }
 
-// say sends something by the session, if that has not failed.
+// say sends something by the session, unless that has failed.
 func (m *model) say(i int, what string) {
 	if s := m.ends[i].session; s != m.cut {
 		m.ses[s][i] += what
 	}
 }
 
-// ended reports whether TCP has ended from there.
+// ended reports whether end i has ended its TCP stream.
 func (m *model) ended(i int) bool {
 	return strings.HasSuffix(m.tcp[i], "$") || strings.HasSuffix(m.tcp[i], "!")
 }
 
-// fin ends TCP.
+// fin ends TCP's stream from end i.
 func (m *model) fin(i int) {
 	if !m.ended(i) {
 		m.tcp[i] += "$"
 	}
 }
 
-// holds reports whether an end has bytes that were taken from a carrier, and not read.
+// holds reports whether an end has bytes that were taken from a carrier and not read.
 func (e *modelEnd) holds() bool { return e.front != "" || e.rest != "" }
 
 // closeTCP ends TCP in both directions. A reset may overtake what was sent before it.
@@ -292,7 +292,7 @@ func (m *model) closeTCP(i int, reset bool) {
 	}
 }
 
-// findsReset reports whether TCP was reset by the peer, which it tells once.
+// findsReset reports whether TCP was reset by the peer, which an end finds only once.
 func (m *model) findsReset(i int) bool {
 	b, is := strings.CutSuffix(m.tcp[1-i], "!")
 	if is {
@@ -303,7 +303,7 @@ func (m *model) findsReset(i int) bool {
 
 func at(n int) string { return string(rune('a' + n)) }
 
-// crosses is beginLocked.
+// crosses is the model of beginLocked.
 func (m *model) crosses(i int) {
 	if e := &m.ends[i]; !e.h.out.begun {
 		e.begins = true
@@ -347,7 +347,7 @@ func (x *explorer) begin(m *model, i int) bool {
 	return true
 }
 
-// endStream is endStream with CloseWrite.
+// endStream is the model of endStream and the session's CloseWrite.
 func (m *model) endStream(i int) {
 	m.crosses(i)
 	if e := &m.ends[i]; !e.sesShut {
@@ -395,7 +395,7 @@ func (x *explorer) doClose(m *model, i int) bool {
 	return true
 }
 
-// die is the end of a process.
+// die ends the end's process.
 func (x *explorer) die(m *model, i int) bool {
 	if !x.kill[i] {
 		return false
@@ -416,7 +416,7 @@ func (x *explorer) die(m *model, i int) bool {
 	return true
 }
 
-// fail is the end of the newest session.
+// fail ends the newest session.
 func (x *explorer) fail(m *model) bool {
 	if !x.cut || m.cut > 0 || m.last == 0 {
 		return false
@@ -440,7 +440,7 @@ func (x *explorer) proposal(m *model, i int) bool {
 	return true
 }
 
-// withdraw is what Propose does where its time is up, or the peer does nothing.
+// withdraw is the model of Propose when its time is over, or the peer does nothing.
 func (x *explorer) withdraw(m *model, i int) bool {
 	e := &m.ends[i]
 	if !x.withdraws || e.h.phase != proposed || e.closed || m.ses[e.session][i] != "O" && x.mutant != withdrawsWhatWasTaken {
@@ -459,7 +459,7 @@ func (x *explorer) withdraw(m *model, i int) bool {
 	return true
 }
 
-// commit is commitLocked.
+// commit is the model of commitLocked.
 func (x *explorer) commit(m *model, i int, to phase, s int) bool {
 	e := &m.ends[i]
 	switch {
@@ -483,14 +483,14 @@ func (x *explorer) commit(m *model, i int, to phase, s int) bool {
 	return true
 }
 
-// readOne reads a byte, or an end.
+// readOne reads a byte or an end.
 func (x *explorer) readOne(m *model, i int) bool {
 	e := &m.ends[i]
 	if e.end != 0 || e.closed || e.awaits {
 		return false
 	}
 	if e.h.phase == leaving && !(x.mutant == takesReaderLate && e.turned && e.leave == 1) {
-		return e.leave == 1 && x.looks(m, i) // by a Read that was in TCP
+		return e.leave == 1 && x.looks(m, i) // a Read that was in TCP
 	}
 	if e.turned {
 		b := &m.buf[e.session][1-i]
@@ -536,7 +536,7 @@ func (x *explorer) readOne(m *model, i int) bool {
 			}
 			return x.looks(m, i) // until its deadline
 		case endTurns:
-			return false // turn does
+			return false // the step turn does that
 		}
 		return true
 	case e.h.turns(uint64(e.tcpIn)):
@@ -548,7 +548,7 @@ func (x *explorer) readOne(m *model, i int) bool {
 	return true
 }
 
-// got is a byte that was read.
+// got handles a byte that was read.
 func (m *model) got(i int, b byte) {
 	e := &m.ends[i]
 	if want := at(e.read)[0]; b != want {
@@ -557,7 +557,7 @@ func (m *model) got(i int, b byte) {
 	e.read++
 }
 
-// readsEnd is an end that was read.
+// readsEnd handles an end that was read.
 func (m *model) readsEnd(i int, how byte) {
 	e, p := &m.ends[i], &m.ends[1-i]
 	e.end = how
@@ -565,12 +565,12 @@ func (m *model) readsEnd(i int, how byte) {
 	case how != 'E' || e.told || e.elsewhere && (p.dead || m.cut > 0): // see readElsewhere
 	case e.read != p.wrote:
 		m.fail("end %d reads %d of %d, and io.EOF", i, e.read, p.wrote)
-	case p.resets && (!p.shut || p.failed) && !(p.dead && e.turned): // a session's end is of what came by it
+	case p.resets && (!p.shut || p.failed) && !(p.dead && e.turned): // the session's end is that of the stream which came by it
 		m.fail("end %d reads io.EOF, and the peer was reset", i)
 	}
 }
 
-// looks is a Read that has found a reset, and does not return that.
+// looks is a Read that finds a reset, and does not return it.
 func (x *explorer) looks(m *model, i int) bool {
 	if e := &m.ends[i]; m.tcp[1-i] != "!" || e.turned || e.holds() {
 		return false
@@ -600,7 +600,7 @@ func (x *explorer) turn(m *model, i int) bool {
 	return true
 }
 
-// ended is sessionOver.
+// ended is the model of sessionOver.
 func (x *explorer) ended(m *model, i int, whole bool) {
 	e := &m.ends[i]
 	wasProposed := e.h.phase == proposed
@@ -629,7 +629,7 @@ func (x *explorer) ended(m *model, i int, whole bool) {
 	}
 }
 
-// alone is alone.
+// alone is the model of alone.
 func (x *explorer) alone(m *model, i int) {
 	if x.mutant == waitsForWhoHasGone {
 		return
@@ -644,7 +644,7 @@ func (x *explorer) alone(m *model, i int) {
 	x.left(m, i, 0, "")
 }
 
-// gather is readUntil, of a byte.
+// gather is the model of readUntil for one byte.
 func (x *explorer) gather(m *model, i int) bool {
 	return x.bounded && (m.ends[i].leave == 1 || m.ends[i].leave == 3) && x.gathers(m, i)
 }
@@ -660,14 +660,14 @@ func (x *explorer) gathers(m *model, i int) bool {
 	return true
 }
 
-// keep keeps what leave has taken, and was not read.
+// keep keeps what leave has taken and the program has not read.
 func (x *explorer) keep(m *model, i int) {
 	if e := &m.ends[i]; e.took != "" {
 		e.rest, e.restAt, e.took = e.rest+e.took, int(e.h.in.at), ""
 	}
 }
 
-// left is the end of leave.
+// left ends leave.
 func (x *explorer) left(m *model, i, returned int, back string) {
 	e := &m.ends[i]
 	m.buf[e.session][1-i] = ""
@@ -679,7 +679,7 @@ func (x *explorer) left(m *model, i, returned int, back string) {
 	}
 }
 
-// endsTCP ends TCP where the program has ended the stream meanwhile.
+// endsTCP ends TCP if the program has ended the stream meanwhile.
 func (m *model) endsTCP(i int) {
 	if e := &m.ends[i]; e.closed {
 		m.closeTCP(i, false)
@@ -688,7 +688,7 @@ func (m *model) endsTCP(i int) {
 	}
 }
 
-// stays is the end of leaving in vain.
+// stays is the end of a leave in vain.
 func (x *explorer) stays(m *model, i int) {
 	e := &m.ends[i]
 	if e.end == 'E' && !x.lossy && !x.cut && !m.ends[1-i].aborts {
@@ -716,7 +716,7 @@ func (x *explorer) stays(m *model, i int) {
 	}
 }
 
-// deliver has what comes next by a session come.
+// deliver takes what comes next by a session.
 func (x *explorer) deliver(m *model, i, s int) bool {
 	e, q := &m.ends[i], &m.ses[s][1-i]
 	if *q == "" {
@@ -741,7 +741,7 @@ func (x *explorer) deliver(m *model, i, s int) bool {
 		return true
 	}
 	if s != e.session {
-		return true // of one that has been left, or refused
+		return true // the session was left, or refused
 	}
 	switch kind {
 	case 'A', 'N':
@@ -790,7 +790,7 @@ func (x *explorer) deliver(m *model, i, s int) bool {
 	return true
 }
 
-// leaves is the beginning of exchange.
+// leaves is the model of exchange's beginning.
 func (x *explorer) leaves(m *model, i int, asked bool) {
 	e := &m.ends[i]
 	e.h.leave(asked)
@@ -804,7 +804,7 @@ func (x *explorer) leaves(m *model, i int, asked bool) {
 		e.leave = 1
 		return
 	}
-	if e.leave = 3; e.h.over { // else it is waited for that, behind the last notes
+	if e.leave = 3; e.h.over { // otherwise the session's end is awaited, after the last notes
 		x.alone(m, i)
 	} else if x.mutant == passesTheLastNotesBy {
 		for m.ses[e.session][1-i] != "" && e.leave == 3 {
@@ -839,7 +839,7 @@ func (x *explorer) ask(m *model, i int) bool {
 	return true
 }
 
-// have is backLocked, and what is done behind it.
+// have is the model of backLocked and what follows it.
 func (x *explorer) have(m *model, i int) bool {
 	e := &m.ends[i]
 	if e.fd != wanted {
@@ -858,7 +858,7 @@ func (x *explorer) have(m *model, i int) bool {
 			e.elsewhere = true
 		}
 	case onSAN:
-		if e.inVain { // there is no other
+		if e.inVain { // there is no second attempt
 			e.fd = unused
 			return true
 		}
@@ -874,7 +874,7 @@ func (x *explorer) have(m *model, i int) bool {
 	return true
 }
 
-// release is the end of Control.
+// release ends Control.
 func (x *explorer) release(m *model, i int) bool {
 	e := &m.ends[i]
 	if e.fd != lentOut {
@@ -919,7 +919,7 @@ func (x *explorer) rawRead(m *model, i int) bool {
 	return true
 }
 
-// moved is Moved, behind which the program has the connection, or it is reset.
+// moved is the model of Moved, after which the program has the connection, or it is reset.
 func (x *explorer) moved(m *model, i int) bool {
 	e := &m.ends[i]
 	if !e.awaits {
@@ -941,7 +941,7 @@ func (x *explorer) moved(m *model, i int) bool {
 	return true
 }
 
-// giveUp is the end of its time.
+// giveUp ends Moved when its time is over.
 func (x *explorer) giveUp(m *model, i int) bool {
 	e := &m.ends[i]
 	if !e.awaits {
@@ -950,7 +950,7 @@ func (x *explorer) giveUp(m *model, i int) bool {
 	e.awaits, e.closed = false, true
 	if e.session != 0 {
 		m.say(i, "Y")
-		if e.h.phase == leaving { // closeLeaving
+		if e.h.phase == leaving { // as closeLeaving does
 			e.h.sessionOver(false)
 			x.stays(m, i)
 		}
@@ -959,7 +959,7 @@ func (x *explorer) giveUp(m *model, i int) bool {
 	return true
 }
 
-// take takes what is unread, and returns it or keeps it.
+// take takes what is unread, and returns or keeps it.
 func (x *explorer) take(m *model, i int) bool {
 	e := &m.ends[i]
 	if e.leave != 1 || !e.h.mayLeave() {
@@ -991,7 +991,7 @@ func (x *explorer) take(m *model, i int) bool {
 	return true
 }
 
-// finish takes what the peer returns, up to its end.
+// finish takes what the peer returns, up to the end of that.
 func (x *explorer) finish(m *model, i int) bool {
 	e := &m.ends[i]
 	if e.leave != 2 {
@@ -1007,7 +1007,7 @@ func (x *explorer) finish(m *model, i int) bool {
 		return false
 	}
 	if sound := x.mutant != goesOnBeforeThePeerHasAll; sound && m.cut == e.session {
-		x.stays(m, i) // it is not known that the peer has all
+		x.stays(m, i) // whether the peer has everything is not known
 		return true
 	} else if sound && (x.lossy || x.cut) && m.ses[e.session][i] != "" {
 		if m.ends[1-i].dead {
@@ -1041,7 +1041,7 @@ func (x *explorer) flush(m *model, i int) bool {
 	return true
 }
 
-// scenarios are what is explored.
+// scenarios are those that are explored.
 var scenarios = map[string]scenario{
 	"a move":                           {writes: [2]int{3, 2}, proposals: 1},
 	"two moves":                        {writes: [2]int{2, 1}, proposals: 2, asks: [2]int{1, 0}},
@@ -1071,7 +1071,7 @@ var scenarios = map[string]scenario{
 	"a proposal is withdrawn":          {writes: [2]int{2, 1}, proposals: 2, withdraws: true},
 }
 
-// most bounds the states of a scenario, and mostQuick those of all in a run that is not to take long.
+// most bounds the states of a scenario, and mostQuick those of all scenarios in a quick run.
 const (
 	most      = 20_000_000
 	mostQuick = 720_000
@@ -1095,7 +1095,8 @@ func TestAllOrders(t *testing.T) {
 	}
 }
 
-// walk goes one way through a scenario that a seed makes: longer than all ways can be.
+// walk goes one way through a scenario that the seed determines, and which is too long to explore in all
+// orders.
 func walk(seed uint64, mutant mutant) (problem string) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -1113,7 +1114,7 @@ func walk(seed uint64, mutant mutant) (problem string) {
 		proposals: 1 + r.IntN(mostSessions-1),
 		asks:      [2]int{r.IntN(3), r.IntN(3)},
 	}}
-	switch r.IntN(4) { // else both ends live, and end in order
+	switch r.IntN(4) { // otherwise both ends live, and end in order
 	case 0:
 		x.close, x.lossy = [2]bool{one(), one()}, one()
 	case 1:
@@ -1133,7 +1134,7 @@ func walk(seed uint64, mutant mutant) (problem string) {
 		x.starve = true
 	}
 	m := x.first()
-	// What ends a connection comes seldom, or few walks got far.
+	// What ends a connection is chosen seldom, so that many walks go far.
 	seldom := func(what int) bool {
 		return what == 0 || (what-1)/2 == closes || (what-1)/2 == dies || (what-1)/2 == givesUp
 	}
@@ -1167,9 +1168,9 @@ func TestWalks(t *testing.T) {
 	}
 }
 
-// Walks find each mutant, too.
+// Walks find each mutant.
 func TestWalksFindMutants(t *testing.T) {
-	first := map[mutant]uint64{movesWithBytesKept: 103_000, goesOnBeforeThePeerHasAll: 287_000, showsTheEndOfAReset: 332_000} // one walk in 100,000 finds them, or fewer
+	first := map[mutant]uint64{movesWithBytesKept: 103_000, goesOnBeforeThePeerHasAll: 287_000, showsTheEndOfAReset: 332_000} // one walk in 100,000 or fewer finds these
 	for m := sound + 1; m < mutants; m++ {
 		seed := first[m]
 		last := seed + 50_000
@@ -1183,7 +1184,7 @@ func TestWalksFindMutants(t *testing.T) {
 	}
 }
 
-// Each mutant is found, in this scenario.
+// Exploring finds each mutant in the given scenario.
 func TestMutantsAreFound(t *testing.T) {
 	for m, tt := range map[mutant]struct{ name, scenario string }{
 		beginsBeforeAnswer:        {"begins before the answer", "a move"},

@@ -6,38 +6,39 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A peer in the same process that gets no processor for seconds leaves, and answers, all the same.
+// In tests a peer in the same process that gets no processor for seconds still has time to leave and to
+// answer.
 func init() { backTimeout, silentTimeout = time.Minute, time.Minute }
 
-// SetBackTimeout changes that, until what it returns is called.
+// SetBackTimeout changes backTimeout, until undo is called.
 func SetBackTimeout(d time.Duration) (undo func()) {
 	was := backTimeout
 	backTimeout = d
 	return func() { backTimeout = was }
 }
 
-// SetAnswerTime does likewise.
+// SetAnswerTime changes answerTime, until undo is called.
 func SetAnswerTime(d time.Duration) (undo func()) {
 	was := answerTime
 	answerTime = d
 	return func() { answerTime = was }
 }
 
-// SetSilentTimeout does likewise.
+// SetSilentTimeout changes silentTimeout, until undo is called.
 func SetSilentTimeout(d time.Duration) (undo func()) {
 	was := silentTimeout
 	silentTimeout = d
 	return func() { silentTimeout = was }
 }
 
-// LeaveSAN has a connection go back to TCP, as File does, but not for good.
+// LeaveSAN makes a connection go back to TCP, as File does, but not for good.
 func LeaveSAN(c *Conn) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.backLocked()
 }
 
-// Starve has a connection go back to TCP as for lack of the session's memory.
+// Starve makes a connection go back to TCP as for lack of the session's memory.
 func Starve(c *Conn) {
 	c.mu.Lock()
 	s := c.session
@@ -59,7 +60,7 @@ func Keeps(c *Conn) bool {
 	return c.state.phase == onTCP && c.in.rest != nil
 }
 
-// Reading reports whether a Read is under way by TCP.
+// Reading reports whether a Read by TCP is in progress.
 func Reading(c *Conn) bool {
 	if !c.in.op.TryLock() {
 		return true
@@ -68,11 +69,11 @@ func Reading(c *Conn) bool {
 	return false
 }
 
-// CommitSent is Commit, and returns how many bytes were sent.
+// CommitSent is Commit that returns how many bytes were sent.
 func CommitSent(c *Conn, n int) (int, error) { return c.sendReserved(n) }
 
-// Expect has TCP bring so many bytes that the peer was returned, if it sends them, and Lose has a
-// session end before the peer's direction has moved.
+// Expect makes a connection expect n bytes by TCP, as if that many had been returned to the peer: before
+// they have come, TCP's end is a cut. Lose makes a session end before the peer's direction has moved.
 func Expect(c *Conn, n uint64) { c.change(func(h *handover) { h.least = n }) }
 func Lose(c *Conn)             { c.change(func(h *handover) { h.lost = true }) }
 
@@ -82,7 +83,7 @@ func (c *Conn) change(f func(*handover)) {
 	f(&c.state)
 }
 
-// SessionOf returns the session that a connection's Reads go by; nil: they go by TCP.
+// SessionOf returns the session by which a connection's Reads go, or nil if they go by TCP.
 func SessionOf(c *Conn) *session.Session { return c.in.san.Load() }
 
 // EndLate ends the stream as a CloseWrite does that has found the connection on a session which it has left
@@ -107,17 +108,18 @@ func Lent() (n, in int) {
 // AwaitUrgent waits as WriteUrgent does.
 func AwaitUrgent(end time.Time, c *Conn) error { return c.moveForUrgent(end) }
 
-// Users is how many have TCP's descriptor, or wait for it.
+// Users returns how many callers have TCP's descriptor or wait for it.
 func Users(c *Conn) (n int) {
 	c.change(func(*handover) { n = int(c.fd.users) })
 	return n
 }
 
-// MostOfRing is what one connection may hold of a ring that it has left.
+// MostOfRing is how many bytes one connection may keep of a ring that it has left.
 const MostOfRing = mostOfRing
 
-// KeptOfAll is what counts as held by all connections that have left sessions as a Write starved.
+// KeptOfAll returns how many bytes count as kept by all connections that have left their sessions
+// because a Write starved.
 func KeptOfAll() int64 { return keptOfAll.Load() }
 
-// EndsTCP reports whether an error of a Write, or of a copy, is the end of TCP.
+// EndsTCP reports whether an error of a Write or a copy is the end of TCP.
 func EndsTCP(c *Conn, err error) bool { return endsTCP(c.tcp, err) }

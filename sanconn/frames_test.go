@@ -15,8 +15,8 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// The bytes of a Write, and of a Commit, are not mixed with those of others, though the way back
-// to TCP has cut it in its middle, there or on the session.
+// The bytes of a Write or a Commit are not mixed with those of others, even if the way back to TCP cuts
+// the call in its middle, on TCP or on the session.
 func TestConcurrentWritesAreNotMixed(t *testing.T) {
 	const size, writers = 3 << 20, 3 // more than TCP takes unread
 	times := 5
@@ -94,7 +94,7 @@ var waysBack = map[string]func(t *testing.T, a, b *sanconn.Conn){
 		moveAgain(t, a, b)
 	},
 	"while it moves": func(t *testing.T, a, b *sanconn.Conn) {
-		moveAgain(t, a, b) // a Write is in TCP
+		moveAgain(t, a, b) // while a Write is in TCP
 		takeFile(t, a, b)
 	},
 }
@@ -108,18 +108,18 @@ func takeFile(t *testing.T, a, _ *sanconn.Conn) {
 	f.Close()
 }
 
-// moveAgain moves a connection as soon as it can.
+// moveAgain moves a connection as soon as that is possible.
 func moveAgain(t *testing.T, a, b *sanconn.Conn) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	testenv.Eventually(t, time.Minute, func() error { // b may have to send first what came back to it
+	testenv.Eventually(t, time.Minute, func() error { // b may have to flush what came back before
 		ea, eb := twin.Pair(twin.Config{})
 		return movePair(ctx, a, b, ea, eb, sessions{})
 	})
 }
 
-// readSlowly reads to the end so that Writes wait: its pace is what the tests are about, not a wait
-// for anything. begun is closed when the first bytes have come.
+// readSlowly reads to the end, so slowly that Writes wait: the sleeps set its pace, and wait for
+// nothing. begun is closed when the first bytes have come.
 func readSlowly(t *testing.T, c *sanconn.Conn) (all <-chan []byte, begun <-chan struct{}) {
 	read, first := make(chan []byte, 1), make(chan struct{})
 	go func() {
@@ -146,7 +146,8 @@ func readSlowly(t *testing.T, c *sanconn.Conn) (all <-chan []byte, begun <-chan 
 	return read, first
 }
 
-// wantUnits compares a stream with what each writer has written at a time, of a letter of its own.
+// wantUnits checks that the stream consists of the writers' units: how many bytes each has written at a
+// time, all of its own letter.
 func wantUnits(t *testing.T, all []byte, units [][]int) {
 	t.Helper()
 	for at := 0; at < len(all); {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// inPhase is a handover that has come to a phase.
+// inPhase returns a handover that has reached a phase.
 func inPhase(p phase) handover {
 	var h handover
 	switch p {
@@ -24,11 +24,11 @@ func inPhase(p phase) handover {
 	return h
 }
 
-// Each transition goes from one phase alone, and leaves a refused one where it was.
+// Each transition is possible from certain phases only. From any other it fails and changes nothing.
 func TestTransitions(t *testing.T) {
 	for name, tt := range map[string]struct {
 		do   func(h *handover) error
-		from map[phase]phase // the phases in which it may be, and which follow
+		from map[phase]phase // the phases in which it is possible, and the next ones
 	}{
 		"proposal": {func(h *handover) error { return h.commit(proposed) }, map[phase]phase{onTCP: proposed}},
 		"answer":   {func(h *handover) error { return h.commit(onSAN) }, map[phase]phase{onTCP: onSAN}},
@@ -84,7 +84,7 @@ func TestPositions(t *testing.T) {
 	}
 }
 
-// What the end of TCP means.
+// The meaning of TCP's end, by phase and position.
 func TestEndOfTCP(t *testing.T) {
 	begun, ended, cut, back := inPhase(onSAN), inPhase(onSAN), inPhase(onSAN), inPhase(leaving)
 	begun.peerBegins(3, 0)
@@ -101,7 +101,7 @@ func TestEndOfTCP(t *testing.T) {
 		{"proposed", inPhase(proposed), 3, endOpen},
 		{"on the SAN", inPhase(onSAN), 3, endOpen},
 		{"leaving", inPhase(leaving), 3, endOpen},
-		{"flushing", inPhase(flushing), 3, endOpen}, // a reset that the flush has found comes first
+		{"flushing", inPhase(flushing), 3, endOpen}, // a reset that the flush has found is returned first
 		{"at the position", begun, 3, endTurns},
 		{"before the position", begun, 2, endIsCut},
 		{"lost", handover{lost: true}, 3, endIsCut},
@@ -115,7 +115,7 @@ func TestEndOfTCP(t *testing.T) {
 	}
 }
 
-// The session's end loses what the peer may have sent by it, unless all of that has come.
+// The session's end may lose what the peer has sent by it, unless everything sent has come.
 func TestTheSessionsEnd(t *testing.T) {
 	begun := inPhase(onSAN)
 	begun.peerBegins(3, 0)
@@ -163,7 +163,7 @@ func TestTheSessionsEnd(t *testing.T) {
 	}
 	h = inPhase(leaving)
 	h.tcpFailed(syscall.ECONNRESET)
-	if h.left(0, true); h.endOf(0) != endOpen { // a reset that the flush finds comes first
+	if h.left(0, true); h.endOf(0) != endOpen { // a reset that the flush finds is returned first
 		t.Errorf("flushing: %+v", h)
 	}
 	if h.flushed(); h.phase != onTCP || h.endOf(0) != endIsCut {

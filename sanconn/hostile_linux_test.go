@@ -32,9 +32,9 @@ var (
 	hostileSeed = flag.Uint64("hostile.seed", 0, "the first of them; 0: a random one")
 )
 
-// TestHostilePeer has a peer say and do what it likes, at any moment, by TCP and by sessions, while this
-// end uses its connection in every way: every call returns once the peer has gone, Close in its time while
-// it is silent, what is read is what came, in its order, and nothing is left behind.
+// TestHostilePeer uses a connection in every way while its peer sends anything, at any time, by TCP and
+// by sessions. Every call returns once the peer has gone, and Close in time while the peer is silent.
+// What is read is what came, in order, and nothing is left behind.
 func TestHostilePeer(t *testing.T) {
 	defer sanconn.SetBackTimeout(time.Second)()
 	defer sanconn.SetSilentTimeout(time.Second)()
@@ -61,12 +61,12 @@ func TestHostilePeer(t *testing.T) {
 }
 
 const (
-	hostileSessions = 3 // at most, behind TCP: what is read tells its carrier by two bits
+	hostileSessions = 3 // at most, beside TCP: two bits of each byte that is read name its carrier
 	hostileCycle    = 61
-	hostileBound    = 10 * time.Second // for Close: twice what its timeouts are here, and a busy machine
+	hostileBound    = 10 * time.Second // for Close: twice its timeouts in this test, for a busy machine
 )
 
-// hostile is a run.
+// hostile is one run.
 type hostile struct {
 	t    *testing.T
 	rand *rand.Rand // the peer's script
@@ -74,7 +74,7 @@ type hostile struct {
 	tcp  *net.TCPConn // the peer's
 	ctx  context.Context
 
-	dials    bool // the peer has dialed, and proposes
+	dials    bool // the peer has dialed, and so proposes
 	tcpSent  uint64
 	sessions []*hostileSession
 	moving   sync.WaitGroup
@@ -82,8 +82,8 @@ type hostile struct {
 
 	mu       sync.Mutex // guards what follows
 	log      []string
-	read     [1 + hostileSessions]uint64 // by this end's program, of each carrier
-	begin    [1 + hostileSessions]uint64 // what the peer has said first
+	read     [1 + hostileSessions]uint64 // by this end's program, from each carrier
+	begin    [1 + hostileSessions]uint64 // the first begin that the peer has sent
 	until    [1 + hostileSessions]uint64
 	said     [1 + hostileSessions]uint8 // saidBegin, saidLeave, saidEnd
 	entering chan *twin.Endpoint        // of this end's proposals
@@ -92,7 +92,7 @@ type hostile struct {
 const (
 	saidBegin = 1 << iota
 	saidLeave
-	saidEnd // of its stream, behind which TCP's is one that goes on all the same
+	saidEnd // the peer's stream on the session has ended, after which TCP's may go on
 )
 
 func (h *hostile) logf(format string, args ...any) {
@@ -101,7 +101,7 @@ func (h *hostile) logf(format string, args ...any) {
 	h.log = append(h.log, fmt.Sprintf(format, args...))
 }
 
-// content are bytes that tell by which carrier they come, and their place there.
+// content returns bytes that have their carrier and their position in it.
 func content(carrier int, at, n uint64) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -110,7 +110,7 @@ func content(carrier int, at, n uint64) []byte {
 	return b
 }
 
-// check checks what this end's program has read.
+// check checks the bytes that this end's program has read.
 func (h *hostile) check(b []byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -127,11 +127,11 @@ func (h *hostile) check(b []byte) {
 		for i := range h.read {
 			switch {
 			case i == k:
-			case i == 0: // a session's bytes
+			case i == 0: // the bytes are a session's
 				if h.said[k]&saidBegin == 0 || h.read[0] < h.begin[k] {
 					h.t.Errorf("bytes of session %d come behind %d of TCP, and it begins (%v) at %d", k, h.read[0], h.said[k], h.begin[k])
 				}
-			case h.said[i]&saidEnd == 0 && h.read[i] > 0 && (h.said[i]&saidLeave == 0 || h.read[i] > h.until[i]): // less if it was returned
+			case h.said[i]&saidEnd == 0 && h.read[i] > 0 && (h.said[i]&saidLeave == 0 || h.read[i] > h.until[i]): // there are fewer if some were returned
 				h.t.Errorf("bytes of %d come behind %d of session %d, which ends (%v) at %d", k, h.read[i], i, h.said[i], h.until[i])
 			}
 		}
@@ -172,18 +172,18 @@ func (h *hostile) run() {
 	}
 	closes := r.IntN(4)
 	if closes == 3 && h.answered {
-		closes = 0 // else its sessions' silence is its own
+		closes = 0 // otherwise the silence on its sessions would be its own
 	}
 	h.logf("ends by %d", closes)
 	stop := make(chan struct{})
 	var serving sync.WaitGroup
 	switch closes {
-	case 0: // the peer goes
+	case 0: // the peer's process ends
 		h.gone()
-	case 3: // … and who was asked to move the connection, and is another one, is silent
+	case 3: // … but the process that got the proposal, which is another one, stays silent
 		h.tcp.Close()
-	case 1: // it is silent, and holds everything
-	case 2: // it takes what comes
+	case 1: // the peer is silent, and holds everything
+	case 2: // the peer takes what comes
 		serving.Go(func() {
 			for {
 				select {
@@ -226,7 +226,7 @@ func (h *hostile) await(what string, g *sync.WaitGroup) {
 	}
 }
 
-// gone is the end of the peer's process.
+// gone ends the peer's process.
 func (h *hostile) gone() {
 	for _, s := range h.sessions {
 		s.ends()
@@ -350,7 +350,7 @@ func (h *hostile) writes(r *rand.Rand) {
 	}
 }
 
-// uses calls what else there is.
+// uses calls the other methods.
 func (h *hostile) uses(r *rand.Rand) {
 	c := h.c
 	raw, _ := c.SyscallConn()
@@ -398,7 +398,7 @@ func (h *hostile) uses(r *rand.Rand) {
 	}
 }
 
-// proposes is this end's part in moves, where it has dialed.
+// proposes is this end's part in moves, if it has dialed.
 func (h *hostile) proposes(r *rand.Rand) {
 	for range hostileSessions {
 		for range r.IntN(6) {
@@ -413,7 +413,7 @@ func (h *hostile) proposes(r *rand.Rand) {
 	}
 }
 
-// hostileConfig is this end's.
+// hostileConfig is the configuration of this end's sessions.
 var hostileConfig = session.Config{CloseTimeout: time.Second, CancelTimeout: time.Second}
 
 func hostilePair(t *testing.T, r *rand.Rand) (ours, peers *twin.Endpoint) {
@@ -427,16 +427,16 @@ func hostilePair(t *testing.T, r *rand.Rand) (ours, peers *twin.Endpoint) {
 	})
 }
 
-// hostileSession is the peer's end of a session, without one.
+// hostileSession is the peer's end of a session, over the bare endpoint.
 type hostileSession struct {
 	h       *hostile
 	ep      *twin.Endpoint
 	carrier int
-	sent    uint64 // of its stream
-	dropped uint32 // messages, for the header's credit
+	sent    uint64 // bytes of its stream
+	dropped uint32 // messages dropped, for the header's credit
 }
 
-// The session protocol's messages that it sends.
+// The types of the session's messages that it sends.
 const (
 	msgNegotiate = 1
 	msgData      = 2
@@ -466,7 +466,7 @@ func (h *hostile) enter(ep *twin.Endpoint) *hostileSession {
 	return s
 }
 
-// ends is called before the session's end, which over a ring may be one in order.
+// ends is called before the session ends, as over a ring any end may be one in order.
 func (s *hostileSession) ends() {
 	s.h.mu.Lock()
 	defer s.h.mu.Unlock()
@@ -525,7 +525,7 @@ func (s *hostileSession) data(r *rand.Rand, n uint64) {
 	s.h.logf("session %d: data %d to %d: %v", s.carrier, n, s.sent, ok)
 }
 
-// position is one that is right, or not.
+// position returns the right position, or at times a wrong one.
 func (s *hostileSession) position(r *rand.Rand, right uint64) uint64 {
 	switch r.IntN(24) {
 	case 0:
@@ -544,7 +544,7 @@ func (s *hostileSession) position(r *rand.Rand, right uint64) uint64 {
 	return right
 }
 
-// drain takes what this end has sent, and at times answers as it should.
+// drain takes what this end has sent, and at times replies as it should.
 func (h *hostile) drain(r *rand.Rand) {
 	for {
 		select {
@@ -610,7 +610,7 @@ func (s *hostileSession) take(r *rand.Rand, m []byte) {
 	}
 }
 
-// act is one step of the peer's.
+// act is one step of the peer.
 func (h *hostile) act(r *rand.Rand) {
 	pause(r)
 	var s *hostileSession

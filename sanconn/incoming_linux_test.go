@@ -17,8 +17,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// TCP tells an error but once. A Read that has met it, and was ended by its deadline before it was known
-// whether the session goes on behind that, leaves it to the next one.
+// TCP returns an error only once. If a Read finds it, and reaches its deadline before it is known
+// whether the session goes on from there, the next Read returns the error.
 func TestAResetBesideAProposalBehindADeadline(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
@@ -29,7 +29,7 @@ func TestAResetBesideAProposalBehindADeadline(t *testing.T) {
 	reset, read := make(chan bool), make(chan bool)
 	go connpair.Accept(t.Context(), eb, session.Config{}, func([]byte) *sanconn.Conn {
 		b.SetLinger(0)
-		b.Close() // so it refuses
+		b.Close() // so that it refuses
 		close(reset)
 		<-read
 		return b
@@ -38,7 +38,7 @@ func TestAResetBesideAProposalBehindADeadline(t *testing.T) {
 	go func() { proposed <- connpair.Propose(t.Context(), a, ea, session.Config{}, nil) }()
 	<-reset
 	for range 2 {
-		a.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // the reset has come
+		a.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // the reset has come by then
 		if _, err := a.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("beside the proposal: %v", err)
 		}
@@ -55,12 +55,12 @@ func TestAResetBesideAProposalBehindADeadline(t *testing.T) {
 	}
 }
 
-// What came back may meet another error than a reset, too.
+// The flush of what came back may find another error than a reset.
 func TestATimeoutOfWhatCameBack(t *testing.T) {
 	a, b := pipe(t, session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}, nil)
 	tcp := newconn.HandleOf(a).TCP()
 	tcp.SetWriteBuffer(1)
-	newconn.HandleOf(b).TCP().SetReadBuffer(1) // so that it does not take all
+	newconn.HandleOf(b).TCP().SetReadBuffer(1) // so that TCP does not take everything
 	raw, err := tcp.SyscallConn()
 	if err != nil {
 		t.Fatal(err)

@@ -27,8 +27,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// leavesInVain is a connection whose one end is on its way back to TCP, while the other does
-// not answer.
+// leavesInVain returns an end that is on its way back to TCP, while the other end does not answer.
 func leavesInVain(t *testing.T) (a *sanconn.Conn, file <-chan error) {
 	t.Helper()
 	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
@@ -43,7 +42,7 @@ func leavesInVain(t *testing.T) (a *sanconn.Conn, file <-chan error) {
 	return a, failed
 }
 
-// Close ends all waits for a peer that does not answer, and does not wait for long itself.
+// Close ends all waits for a peer that does not answer, and returns soon itself.
 func TestCloseOnTheWayBack(t *testing.T) {
 	a, file := leavesInVain(t)
 	read, write := make(chan error, 1), make(chan error, 1)
@@ -59,7 +58,7 @@ func TestCloseOnTheWayBack(t *testing.T) {
 	if err := a.Close(); err != nil {
 		t.Error(err)
 	}
-	if d := time.Since(began); d > 8*time.Second { // all that it may take behind Close is 10 s
+	if d := time.Since(began); d > 8*time.Second { // the session's end may take 10 s in all
 		t.Errorf("Close took %v", d)
 	}
 	for _, c := range []<-chan error{read, write, file} {
@@ -69,14 +68,14 @@ func TestCloseOnTheWayBack(t *testing.T) {
 	}
 }
 
-// A Peek or Read that has found the session, and comes to it only behind a way back that was in
-// vain, has to look again: what was read meanwhile comes first, and nobody would end its loan.
+// A Peek or Read that has found the session, but reaches it only after a way back in vain, has to look
+// again: bytes that were taken meanwhile come first, and nothing would end its loan.
 func TestALateReadBehindAWayBackInVain(t *testing.T) {
 	defer sanconn.SetAnswerTime(time.Millisecond)()
 	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
 	a, b := pipeOver(t, ea, eb, nil)
 	sendUnread(t, b, a)
-	if _, err := b.Reserve(1); err != nil { // so b does not answer
+	if _, err := b.Reserve(1); err != nil { // so that b does not answer
 		t.Fatal(err)
 	}
 	found := sanconn.SessionOf(a)
@@ -101,13 +100,13 @@ func TestALateReadBehindAWayBackInVain(t *testing.T) {
 	}
 }
 
-// Behind a way back that was in vain Reads find how the session has ended, and no deadline that was set
-// before and cleared since.
+// After a way back in vain Reads return the session's end, and not a deadline that was set before and
+// has been cleared.
 func TestADeadlineBehindAWayBackInVain(t *testing.T) {
 	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
 	a, b := pipeOver(t, ea, eb, nil)
 	sendUnread(t, b, a)
-	if _, err := b.Reserve(1); err != nil { // so b does not answer
+	if _, err := b.Reserve(1); err != nil { // so that b does not answer
 		t.Fatal(err)
 	}
 	end := time.Now().Add(time.Second)
@@ -130,14 +129,14 @@ func TestADeadlineBehindAWayBackInVain(t *testing.T) {
 	}
 }
 
-// A connection that moves again right behind its way back moves in both directions, though neither is used:
-// the end of the way back may still hold them when both ends agree.
+// A connection that moves again directly after its way back moves in both directions, even if neither is
+// used: the end of the way back may still hold them when both ends agree.
 func TestAMoveRightBehindTheWayBack(t *testing.T) {
 	a, b := pipe(t, session.Limits{}, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	const times = 200                                                                 // one in some 200 met it, with the race detector
-	for began, n := time.Now(), 0; n < times && time.Since(began) < patience/6; n++ { // fewer where it is slow
+	const times = 200                                                                 // about one in 200 runs showed the fault, with the race detector
+	for began, n := time.Now(), 0; n < times && time.Since(began) < patience/6; n++ { // fewer on a slow machine
 		if err := sanconn.LeaveSAN(a); err != nil {
 			t.Fatal(err)
 		}
@@ -156,12 +155,12 @@ func TestAMoveRightBehindTheWayBack(t *testing.T) {
 	}
 }
 
-// File returns what its application has not read to a peer that has begun to leave as well, so that
-// its descriptor has that.
+// File returns what its program has not read to the peer, even if the peer has begun to leave before, so
+// that the descriptor has these bytes.
 func TestFileOfAnEndThatLeavesAlready(t *testing.T) {
 	a, b := pipe(t, session.Limits{}, nil)
 	sendUnread(t, b, a)
-	if _, err := a.Reserve(1); err != nil { // so a does not answer yet
+	if _, err := a.Reserve(1); err != nil { // so that a does not answer yet
 		t.Fatal(err)
 	}
 	left := make(chan error, 1)
@@ -200,9 +199,9 @@ func TestFileOfAnEndThatLeavesAlready(t *testing.T) {
 	}
 }
 
-// Whoever has found the session, and comes to it only behind the way back, has to look again.
+// An operation that has found the session, but reaches it only after the way back, has to look again.
 func TestALateOperationBehindAWayBack(t *testing.T) {
-	for _, carrier := range carriers[2:] { // which are sessions from the first
+	for _, carrier := range carriers[2:] { // sessions from the beginning
 		a, b := pipe(t, carrier.limits, nil)
 		found := []*session.Session{sanconn.SessionOf(a), sanconn.SessionOf(b)}
 		for _, c := range []*sanconn.Conn{a, b} {
@@ -233,13 +232,13 @@ func TestALateOperationBehindAWayBack(t *testing.T) {
 	}
 }
 
-// A reset that what came back meets, behind a way back, is found by Reads.
+// If the flush of what came back finds a reset, Reads after the way back return it.
 func TestResetBehindAWayBack(t *testing.T) {
 	a, b := pipe(t, session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}, nil)
-	newconn.HandleOf(a).TCP().SetWriteBuffer(1) // what comes back is long under way
+	newconn.HandleOf(a).TCP().SetWriteBuffer(1) // so that the flush takes long
 	newconn.HandleOf(b).TCP().SetReadBuffer(1)
 	a.SetDeadline(time.Now().Add(patience))
-	if _, err := a.Write(make([]byte, 1<<20)); err != nil { // the send buffer and the peer's have room for it
+	if _, err := a.Write(make([]byte, 1<<20)); err != nil { // the send buffer and the peer's inbox have room for it
 		t.Fatal(err)
 	}
 	if err := sanconn.LeaveSAN(b); err != nil {
@@ -247,7 +246,7 @@ func TestResetBehindAWayBack(t *testing.T) {
 	}
 	b.SetLinger(0)
 	b.Close()
-	if _, err := a.Write([]byte{1}); !errors.Is(err, syscall.EPIPE) { // behind what came back
+	if _, err := a.Write([]byte{1}); !errors.Is(err, syscall.EPIPE) { // after what came back
 		t.Error(err)
 	}
 	if _, err := a.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
@@ -255,10 +254,10 @@ func TestResetBehindAWayBack(t *testing.T) {
 	}
 }
 
-// … also by one that waits while that is under way: the reset is found by the Write of what came back,
-// and the Read behind it meets what looks like the stream's end.
+// The same for a Read that waits during the flush: the flush finds the reset, after which the Read finds
+// only what looks like the end of the stream.
 func TestResetWhileItFlushes(t *testing.T) {
-	n := 100 // without it one in three to thirty
+	n := 100 // without the mend one in three to thirty runs failed
 	if testing.Short() {
 		n = 20
 	}
@@ -287,10 +286,10 @@ func TestResetWhileItFlushes(t *testing.T) {
 	}
 }
 
-// Close while what came back goes by TCP ends a Read, and not what came back: the peer gets that.
+// Close during a flush ends a Read, but not the flush: the peer gets what came back.
 func TestCloseWhileItFlushes(t *testing.T) {
 	a, b := pipe(t, session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}, nil)
-	newconn.HandleOf(a).TCP().SetWriteBuffer(64 << 10) // what comes back is under way until it is read
+	newconn.HandleOf(a).TCP().SetWriteBuffer(64 << 10) // so that the flush lasts until the peer reads
 	newconn.HandleOf(b).TCP().SetReadBuffer(64 << 10)
 	b.SetDeadline(time.Now().Add(patience))
 	sent := pattern(1 << 20)
@@ -321,12 +320,13 @@ func TestCloseWhileItFlushes(t *testing.T) {
 	}
 }
 
-// What came back has no deadline, as it was taken from the application; the next Write has the one that was set.
+// The flush of what came back has no deadline, because the program's Writes have returned. The next
+// Write keeps the deadline that was set.
 func TestADeadlineWhileItFlushes(t *testing.T) {
 	for name, set := range map[string]bool{"set before": false, "set meanwhile": true} {
 		t.Run(name, func(t *testing.T) {
 			a, b := pipe(t, session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}, nil)
-			newconn.HandleOf(a).TCP().SetWriteBuffer(64 << 10) // what comes back is under way until it is read
+			newconn.HandleOf(a).TCP().SetWriteBuffer(64 << 10) // so that the flush lasts until the peer reads
 			newconn.HandleOf(b).TCP().SetReadBuffer(64 << 10)
 			b.SetDeadline(time.Now().Add(patience))
 			sent := pattern(1 << 20)
@@ -364,7 +364,8 @@ func TestADeadlineWhileItFlushes(t *testing.T) {
 	}
 }
 
-// A peer whose stream ends before the byte that it has named has not left: bytes are lacking.
+// If a peer's stream ends before the position in its leave, bytes are missing, and the peer has not
+// left.
 func TestAPeerThatLeavesTooFew(t *testing.T) {
 	p := movedByHand(t, session.Limits{}, 0, nil, func(p *byHand) {
 		p.SendNote(noteAt(newconn.NoteLeave, 6))
@@ -384,7 +385,8 @@ func TestAPeerThatLeavesTooFew(t *testing.T) {
 	}
 }
 
-// A Read that waits in TCP for what comes before the session does not keep the connection from leaving that.
+// A Read that waits in TCP for bytes that precede the session does not keep the connection from leaving
+// the session.
 func TestTheWayBackBesideARead(t *testing.T) {
 	told := make(chan struct{})
 	p := movedByHand(t, session.Limits{}, 5, nil, func(*byHand) { close(told) })
@@ -404,8 +406,9 @@ func TestTheWayBackBesideARead(t *testing.T) {
 	p.Abort()
 }
 
-// A reset, of an end that has called CloseWrite, ends no stream in order whose bytes have come back to it
-// and not been sent again: who has the descriptor finds it.
+// If an end that has called CloseWrite resets the connection before it has sent what came back, the
+// peer's stream does not end with io.EOF. The peer's program, which has had the descriptor, finds the
+// reset.
 func TestResetOnTheWayBack(t *testing.T) {
 	sent := pattern(3000)
 	var back, cut bool
@@ -444,8 +447,8 @@ func TestResetOnTheWayBack(t *testing.T) {
 	}
 }
 
-// A connection that was closed on its way back is not closed again once it is forgotten: what
-// is called then would count for another connection.
+// A connection that was closed on its way back is not closed again when the program has forgotten it:
+// Closed would be called twice.
 func TestClosedOnTheWayBackIsForgotten(t *testing.T) {
 	var closed, forgotten atomic.Int32
 	func() {
@@ -458,7 +461,7 @@ func TestClosedOnTheWayBackIsForgotten(t *testing.T) {
 		failed := make(chan error, 1)
 		go func() { _, err := a.File(); failed <- err }()
 		awaitLeaving(t, a)
-		a.SetLinger(0) // or what came back is waited for
+		a.SetLinger(0) // otherwise Close waits for what came back
 		a.Close()
 		<-failed
 		runtime.AddCleanup(a, func(n *atomic.Int32) { n.Add(1) }, &forgotten)
@@ -476,8 +479,7 @@ func TestClosedOnTheWayBackIsForgotten(t *testing.T) {
 	}
 }
 
-// Bytes that came back from the SAN and were not read make Close a reset, as bytes do that the
-// kernel has.
+// Unread bytes that came back from the session make Close a reset, as unread bytes in the kernel do.
 func TestCloseBehindWhatCameBack(t *testing.T) {
 	for _, shut := range []bool{false, true} {
 		ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
@@ -502,7 +504,7 @@ func TestCloseBehindWhatCameBack(t *testing.T) {
 	}
 }
 
-// Deadlines hold while the connection is on its way back.
+// Deadlines apply while the connection is on its way back.
 func TestDeadlinesOnTheWayBack(t *testing.T) {
 	a, _ := leavesInVain(t)
 	a.SetDeadline(time.Now().Add(20 * time.Millisecond))
@@ -515,10 +517,10 @@ func TestDeadlinesOnTheWayBack(t *testing.T) {
 	if _, err := a.Reserve(1); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("Reserve: %v", err)
 	}
-	a.SetLinger(0) // or Close waits
+	a.SetLinger(0) // otherwise Close waits
 }
 
-// What is lent holds up the way back, and nothing is lost.
+// Loans delay the way back, and nothing is lost.
 func TestLoansOnTheWayBack(t *testing.T) {
 	a, b := pipe(t, session.Limits{}, nil)
 	a.Write([]byte("lent, unread"))
@@ -553,8 +555,7 @@ func TestLoansOnTheWayBack(t *testing.T) {
 	wantBytes(t, <-received(t, a), []byte("room"))
 }
 
-// What is lent comes back also from a peer that has gone meanwhile, and what lies behind it can be
-// read.
+// Loans can be ended even if the peer has gone on the way back, and the bytes after them can be read.
 func TestLoansOnTheWayBackFromAPeerThatHasGone(t *testing.T) {
 	for _, reset := range []bool{false, true} {
 		for _, l := range []session.Limits{{}, {Window: 32}} {
@@ -592,8 +593,8 @@ func TestLoansOnTheWayBackFromAPeerThatHasGone(t *testing.T) {
 	}
 }
 
-// What is lent comes back to the session also from a connection that is closed on its way back: else that
-// never ended.
+// Loans of a connection that is closed on its way back are given back to the session, which would never
+// end otherwise.
 func TestLoansOfAConnectionThatIsClosedOnTheWayBack(t *testing.T) {
 	for name, lend := range map[string]func(c *sanconn.Conn) (giveBack func() error, err error){
 		"Peek": func(c *sanconn.Conn) (func() error, error) {
@@ -617,7 +618,7 @@ func TestLoansOfAConnectionThatIsClosedOnTheWayBack(t *testing.T) {
 		awaitLeaving(t, b)
 		b.SetLinger(0) // or Close waits
 		b.Close()
-		awaitLeft(t, b) // until nobody waits for what is lent
+		awaitLeft(t, b) // until nothing waits for the loan
 		if err := giveBack(); errors.Is(err, sanconn.ErrNotReserved) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -629,7 +630,8 @@ func TestLoansOfAConnectionThatIsClosedOnTheWayBack(t *testing.T) {
 	}
 }
 
-// The end that was asked keeps what its program has not read: its descriptor cannot have it.
+// The end whose peer leaves keeps what its program has not read. Its descriptor would lack these bytes,
+// so File fails.
 func TestTheAskedEndKeepsWhatIsUnread(t *testing.T) {
 	a, b := pipe(t, session.Limits{}, nil)
 	a.Write([]byte("unread"))
@@ -660,8 +662,8 @@ func TestTheAskedEndKeepsWhatIsUnread(t *testing.T) {
 	f.Close()
 }
 
-// A connection whose session lacks memory goes back to TCP, with all bytes in their order, and may move
-// again; but not one that has had no byte there, nor one that is closed.
+// A connection whose session lacks memory goes back to TCP, with all bytes in order, and may move again.
+// One that has had no byte on TCP does not go back, nor one that is closed.
 func TestAStarvingConnectionGoesBack(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
@@ -724,8 +726,8 @@ func TestAStarvingConnectionGoesBack(t *testing.T) {
 	}
 }
 
-// A peer that has closed does not answer, and may have bytes that wait until some have been read
-// here. File finds both at once, and nothing is lost.
+// A peer that has closed does not answer, and may have bytes that wait until some were read here. File
+// fails at once, and nothing is lost.
 func TestTheWayBackFromAPeerThatHasClosed(t *testing.T) {
 	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32, CanWrite: true, MaxExpose: 16 << 20, Inbox: 8 << 10}})
 	a, b, err := movedPair(t.Context(), ea, eb, sessions{Acceptor: session.Config{ReceiveBudget: 64 << 10}})
@@ -766,8 +768,8 @@ func TestTheWayBackFromAPeerThatHasClosed(t *testing.T) {
 	}
 }
 
-// The end of a peer that has closed is found before its begin is, which tells behind how much of TCP its
-// bytes come.
+// The end of a peer that has closed is found before its begin, which has the position in TCP's stream
+// after which its bytes come.
 func TestTheWayBackFromAPeerWhoseBeginIsLate(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
@@ -793,8 +795,9 @@ func TestTheWayBackFromAPeerWhoseBeginIsLate(t *testing.T) {
 	wantBytes(t, <-received(t, b), []byte("by TCP, and by the session"))
 }
 
-// A peer that goes on writing before it finds that this end leaves is left without room until then: if it
-// had all it wants, it could close without an answer, and wait in vain for what is left to be read.
+// A peer that goes on writing before it finds that this end leaves gets no more room until then. With
+// all the room that it needs it could close without an answer, and then wait in vain until the rest is
+// read.
 func TestTheWayBackFromAPeerThatWritesOn(t *testing.T) {
 	defer sanconn.SetAnswerTime(time.Minute)()
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
@@ -808,13 +811,13 @@ func TestTheWayBackFromAPeerThatWritesOn(t *testing.T) {
 	if err := connpair.Propose(t.Context(), a, ea, session.Config{ReceiveBudget: 64 << 10}, nil); err != nil {
 		t.Fatal(err)
 	}
-	sent := pattern(7 << 20) // there is room for 4 MiB and some, and twice for as much if that is read
+	sent := pattern(7 << 20) // the room is a little more than 4 MiB, and as much again if that is read
 	wrote := make(chan error, 1)
 	go func() {
 		_, err := b.Write(sent)
 		wrote <- errors.Join(err, b.Close())
 	}()
-	go func() { // it finds that as soon as it has to wait
+	go func() { // the peer gets this end's notes as soon as it has to wait
 		defer close(found)
 		awaitLeaving(t, a)
 		var sent uint64
@@ -823,7 +826,7 @@ func TestTheWayBackFromAPeerThatWritesOn(t *testing.T) {
 			if n := b.Stats().BytesSent; n != sent {
 				sent, since = n, time.Now()
 			}
-			if sent == 0 || time.Since(since) < time.Second/2 { // no event tells that it gets no room
+			if sent == 0 || time.Since(since) < time.Second/2 { // no event shows that it gets no room
 				return fmt.Errorf("the peer still writes, %d bytes so far", sent)
 			}
 			return nil
@@ -840,7 +843,7 @@ func TestTheWayBackFromAPeerThatWritesOn(t *testing.T) {
 	}
 }
 
-// A peer that has closed, and has more to send than there is room for, can send that.
+// A peer that has closed, and has more to send than there is room for, can send the rest.
 func TestTheWayBackFromAPeerThatHasClosedWithMoreToSend(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
@@ -882,7 +885,8 @@ func TestTheWayBackFromAPeerThatHasClosedWithMoreToSend(t *testing.T) {
 	f.Close()
 }
 
-// takeLate takes the next proposal by ep for c, which gets no other note before late is closed.
+// takeLate accepts the next proposal over ep for c, and passes further notes to c only after late is
+// closed.
 func takeLate(t *testing.T, c *sanconn.Conn, ep session.Endpoint, late <-chan struct{}) {
 	h := newconn.HandleOf(c)
 	notes := h.Notes()
@@ -902,8 +906,8 @@ func takeLate(t *testing.T, c *sanconn.Conn, ep session.Endpoint, late <-chan st
 	}
 }
 
-// keeps returns a connection that has come back, with bytes that are to come by TCP from b, and others,
-// behind these, that it keeps.
+// keeps returns a connection that has come back. It waits for late, which is to come by TCP from b, and
+// keeps the bytes kept, which follow.
 func keeps(t *testing.T, late, kept string) (a, b *sanconn.Conn) {
 	p := movedByHand(t, session.Limits{}, uint64(len(late)), func(p *byHand) {
 		go func() {
@@ -921,8 +925,8 @@ func keeps(t *testing.T, late, kept string) (a, b *sanconn.Conn) {
 	return p.a, p.b
 }
 
-// A Read that waits for TCP's last bytes, behind which others are kept, does not have a descriptor
-// handed out that lacks these.
+// While a Read waits for TCP's last bytes before those that are kept, File fails: its descriptor would
+// lack the kept bytes.
 func TestFileBesideAReadAheadOfWhatIsKept(t *testing.T) {
 	const late, kept = "by TCP, late; ", "kept"
 	a, b := keeps(t, late, kept)
@@ -935,8 +939,8 @@ func TestFileBesideAReadAheadOfWhatIsKept(t *testing.T) {
 		}
 		got <- p[:n]
 	}()
-	defer sanconn.SetBackTimeout(10 * time.Millisecond)() // File waits for these bytes, but not for ever
-	for range 3 {                                         // the Read waits by then
+	defer sanconn.SetBackTimeout(10 * time.Millisecond)() // File waits for TCP's bytes, but not for ever
+	for range 3 {                                         // by then the Read waits
 		if f, err := a.File(); err == nil {
 			f.Close()
 			t.Error("there is a descriptor that lacks bytes")
@@ -946,7 +950,7 @@ func TestFileBesideAReadAheadOfWhatIsKept(t *testing.T) {
 	wantBytes(t, <-got, []byte(late+kept))
 }
 
-// … nor does it have Close pass over these, of which the peer is to find that they were not read.
+// Close beside such a Read is a reset, so that the peer learns that the kept bytes were not read.
 func TestCloseBesideAReadAheadOfWhatIsKept(t *testing.T) {
 	a, b := keeps(t, "by TCP", "kept")
 	read := make(chan error, 1)
@@ -967,8 +971,8 @@ func TestCloseBesideAReadAheadOfWhatIsKept(t *testing.T) {
 	}
 }
 
-// … nor does anything pass over them that takes from TCP all that has come there: what has come behind
-// the bytes that are kept is read behind them.
+// What has come by TCP after the kept bytes is read after them, even by calls that take everything that
+// has come by TCP.
 func TestWhatIsKeptIsReadInItsPlace(t *testing.T) {
 	const late, kept, behind = "by TCP, late; ", "kept; ", "and behind it"
 	for name, readAll := range map[string]func(*sanconn.Conn) ([]byte, error){
@@ -1012,7 +1016,7 @@ func TestWhatIsKeptIsReadInItsPlace(t *testing.T) {
 	}
 }
 
-// CloseRead and CloseWrite before and after the way back.
+// CloseRead and CloseWrite have their effect before and after the way back.
 func TestHalfClosedOnTheWayBack(t *testing.T) {
 	for _, asker := range []int{0, 1} {
 		a, b := pipe(t, session.Limits{}, nil)
@@ -1036,7 +1040,7 @@ func TestHalfClosedOnTheWayBack(t *testing.T) {
 	}
 }
 
-// A peer that has put more on TCP than it says breaks the protocol.
+// A peer that has sent more by TCP than the position in its begin violates the protocol.
 func TestAMoveBehindWhatWasRead(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
@@ -1056,14 +1060,14 @@ func TestAMoveBehindWhatWasRead(t *testing.T) {
 	}
 }
 
-// A dialer that does not like the answer stays on TCP, and the end of its stream is TCP's.
+// A dialer whose proposal is refused stays on TCP, and TCP's end is the end of its stream.
 func TestARefusedProposal(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	closeAtEnd(t, a, b)
-	if err := b.CloseWrite(); err != nil { // so it does not move
+	if err := b.CloseWrite(); err != nil { // so that it does not move
 		t.Fatal(err)
 	}
 	ea, eb := twin.Pair(twin.Config{})
@@ -1082,8 +1086,8 @@ func TestARefusedProposal(t *testing.T) {
 	}
 }
 
-// A process that ends the session before it has negotiated, as one of another version does, has put nothing
-// of its stream there: TCP has all of that, and its end.
+// A process that ends the session before it has negotiated, as one of another version does, has sent no
+// byte of its stream there: TCP has all of the stream and its end.
 func TestAPeerThatDoesNotNegotiate(t *testing.T) {
 	for name, end := range map[string]func(s *session.Session, e *twin.Endpoint){
 		"it aborts": func(s *session.Session, e *twin.Endpoint) { s.Abort() },
@@ -1114,8 +1118,8 @@ func TestAPeerThatDoesNotNegotiate(t *testing.T) {
 	}
 }
 
-// Where the session fails at this end, the peer may have negotiated, and put some of its stream there: TCP's
-// end is a cut.
+// If the session fails at this end, the peer may have negotiated and sent some of its stream there:
+// TCP's end is a cut.
 func TestASessionThatFailsBeforeItNegotiates(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
@@ -1138,8 +1142,8 @@ func TestASessionThatFailsBeforeItNegotiates(t *testing.T) {
 	}
 }
 
-// A peer that has left is on TCP, whose end is its reader's. So where the session fails at this end behind
-// that, TCP ends by a reset.
+// A peer that has left reads TCP's end as the end of the stream. So if the session fails at this end
+// after that, this end resets TCP.
 func TestASessionThatFailsWhenThePeerHasLeft(t *testing.T) {
 	for _, linger := range []bool{false, true} {
 		sessionFailsWhenThePeerHasLeft(t, linger)
@@ -1151,7 +1155,7 @@ func sessionFailsWhenThePeerHasLeft(t *testing.T, linger bool) {
 	p := movedByHand(t, session.Limits{}, 0, nil, func(p *byHand) {
 		p.SendNote(noteAt(newconn.NoteLeave, 0))
 		go func() {
-			io.Copy(io.Discard, p.Session) // to the end of a's stream there, and so it may leave
+			io.Copy(io.Discard, p.Session) // up to the end of a's stream there, after which the peer may leave
 			p.ea.Kill()
 		}()
 	})
@@ -1168,7 +1172,7 @@ func sessionFailsWhenThePeerHasLeft(t *testing.T, linger bool) {
 	if _, err := p.a.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("it reads %v", err)
 	}
-	if linger { // a program may set that before each Close
+	if linger { // a program may set it before each Close
 		p.a.SetLinger(5)
 	}
 	p.a.Close()
@@ -1178,22 +1182,23 @@ func sessionFailsWhenThePeerHasLeft(t *testing.T, linger bool) {
 	}
 }
 
-// A peer that leaves ends its stream on the session, and goes on by TCP. If its process ends before this end
-// has left, too, the stream was cut, maybe within a Write: unless its program had ended it before.
+// A peer that leaves ends its stream on the session and continues by TCP. If its process ends before
+// this end has left as well, the stream was cut, possibly in a Write, unless the peer's program had
+// ended it before.
 func TestAPeerThatDiesOnTheWayBack(t *testing.T) {
 	for name, tt := range map[string]struct {
 		limits session.Limits
-		ended  bool // by its program, which this end finds only once it leaves
+		ended  bool // by its program, which this end finds only when it leaves
 		want   error
 	}{
 		"ring":        {session.Limits{}, false, syscall.ECONNRESET},
-		"window":      {session.Limits{Window: 32}, false, syscall.ECONNRESET}, // what is under way is lost
+		"window":      {session.Limits{Window: 32}, false, syscall.ECONNRESET}, // bytes in flight are lost
 		"ring, ended": {session.Limits{}, true, nil},
 	} {
 		p := movedByHand(t, tt.limits, 0, func(p *byHand) {
 			p.Write([]byte("half of it"))
 		}, func(p *byHand) {
-			p.ea.Hold(twin.HoldMessages) // until it is dead: this end cannot be faster
+			p.ea.Hold(twin.HoldMessages) // until the process has ended, so that this end cannot be faster
 			if tt.ended {
 				p.CloseWrite()
 			}
@@ -1220,7 +1225,7 @@ func TestAPeerThatDiesOnTheWayBack(t *testing.T) {
 	}
 }
 
-// What a peer sends by the session without a begin is not read ahead of what comes by TCP.
+// Bytes that a peer sends by the session without a begin are not read before those that come by TCP.
 func TestAPeerThatLeavesWithoutABegin(t *testing.T) {
 	defer sanconn.SetAnswerTime(0)()
 	p := movedByHand(t, session.Limits{Window: 32}, noBegin, func(p *byHand) {
@@ -1247,18 +1252,18 @@ func TestAPeerThatLeavesWithoutABegin(t *testing.T) {
 	}
 }
 
-// A peer says how much of its stream is left on the session, and returns bytes of this one: no more than
-// there can be, as all of it takes memory here.
+// A peer that leaves announces how much of its stream is left on the session, and returns bytes of this
+// end's stream. More than is possible ends the connection, as all of it takes memory here.
 func TestAPeerThatLeavesTooMuch(t *testing.T) {
 	for name, tt := range map[string]struct {
 		limits session.Limits
-		left   uint64 // of its stream
+		left   uint64 // the position in leave
 		comes  int
-		most   int // that is taken of it
+		most   int // bytes that may be read of it
 	}{
 		"unread":              {left: 5 << 20, comes: 5 << 20, most: 4<<20 + 64<<10},
 		"unread, not by ring": {limits: session.Limits{Window: 32}, left: 20 << 20, comes: 20 << 20, most: 9 << 20},
-		"returned":            {left: 0, comes: 2}, // of the other one, which has had a byte
+		"returned":            {left: 0, comes: 2}, // bytes of this end's stream, which had only one
 		"beyond its end":      {left: 1 << 63, comes: 5, most: 5},
 	} {
 		p := movedByHand(t, tt.limits, 0, func(p *byHand) {
@@ -1282,7 +1287,8 @@ func TestAPeerThatLeavesTooMuch(t *testing.T) {
 	}
 }
 
-// Before it has come, what it says takes no more memory than a ring's, however much this end would take.
+// Before the bytes have come, an announcement takes no more memory than a ring, even with a large
+// receive budget.
 func TestAPeerThatAnnouncesMuch(t *testing.T) {
 	p := movedByHandTo(t, session.Config{ReceiveBudget: math.MaxInt / 2}, session.Limits{Window: 32}, 0, func(p *byHand) {
 		p.SendNote(noteAt(newconn.NoteLeave, 1<<61))
@@ -1293,7 +1299,7 @@ func TestAPeerThatAnnouncesMuch(t *testing.T) {
 	}
 }
 
-// Nor does one return, of what comes before it has answered, bytes that it has never been sent.
+// A peer cannot return bytes that were never sent to it, even among those that come before its answer.
 func TestAPeerThatReturnsWhatItWasNotSent(t *testing.T) {
 	defer sanconn.SetAnswerTime(0)()
 	p := movedByHand(t, session.Limits{Window: 32}, 0, nil, func(p *byHand) {
@@ -1315,8 +1321,8 @@ func TestAPeerThatReturnsWhatItWasNotSent(t *testing.T) {
 	}
 }
 
-// scarce is an endpoint in whose process others have used up the memory of rings, and what comes back
-// of sessions may take so many bytes.
+// scarce is an endpoint in whose process others have used up the memory of rings. What comes back of
+// sessions may take spare bytes.
 type scarce struct {
 	*twin.Endpoint
 	spare int64
@@ -1325,10 +1331,11 @@ type scarce struct {
 func (scarce) Starved() bool  { return true }
 func (s scarce) Spare() int64 { return s.spare }
 
-// What connections that starve hold of their peers' bytes is bounded: where it leaves no room, others
-// keep to their sessions until it has been read, or its connection is closed, in whatever way.
+// The bytes of peers that starving connections keep after their way back are bounded. If one leaves no
+// room, the next ones stay on their sessions until these bytes were read, or the connection that keeps
+// them is closed or forgotten.
 func TestStarvingConnectionsGoBackInTurns(t *testing.T) {
-	testenv.Eventually(t, patience, func() error { // other tests' may still be on their way
+	testenv.Eventually(t, patience, func() error { // those of other tests may not be over
 		if kept := sanconn.KeptOfAll(); kept != 0 {
 			return fmt.Errorf("%d bytes count", kept)
 		}
@@ -1349,7 +1356,7 @@ func TestStarvingConnectionsGoBackInTurns(t *testing.T) {
 			t.Fatal(err)
 		}
 		closes = append(closes, a, b)
-		a.Write([]byte{0}) // by TCP, to which it goes back only then
+		a.Write([]byte{0}) // by TCP: without such a byte it would not go back
 		if _, err := b.Read(make([]byte, 1)); err != nil {
 			t.Fatal(err)
 		}

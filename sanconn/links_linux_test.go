@@ -17,7 +17,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// link is one of provider shm, both ends of which are in this process.
+// link is a link of provider shm with both ends in this process.
 type link struct {
 	t    *testing.T
 	l    *shm.Listener
@@ -25,12 +25,12 @@ type link struct {
 	name string
 	came chan session.Endpoint
 	once sync.Once
-	used chan struct{} // closed when a connection moves by it
+	used chan struct{} // closed when a connection first moves over it
 
 	dials uint64 // the number of the last connection
 }
 
-// newLink makes one, by a port for which nobody else has a name.
+// newLink makes a link, on a port for which no other process has a name.
 func newLink(t *testing.T) (k *link, err error) {
 	k = &link{t: t, came: make(chan session.Endpoint, 1), used: make(chan struct{})}
 	for k.name == "" {
@@ -49,7 +49,7 @@ func newLink(t *testing.T) (k *link, err error) {
 			k.l.Close()
 		}
 	}
-	a, b, err := k.pair() // to have it made by when a session is wanted
+	a, b, err := k.pair() // so that the link exists when a session is wanted
 	if err != nil {
 		k.close()
 		return nil, err
@@ -64,8 +64,8 @@ func discard(ep session.Endpoint) {
 	ep.Retire()
 }
 
-// pair makes a connection. If the link fails meanwhile, one may have been accepted that no dial waits for
-// any more. So each has its number as its first message.
+// pair makes a connection over the link. If that fails meanwhile, a connection may have been accepted for
+// which no dial waits any more. So each has its number as its first message.
 func (k *link) pair() (dialed, accepted session.Endpoint, err error) {
 	if dialed, err = shm.Dial(k.t.Context(), k.port, k.name, uint32(os.Geteuid()), shm.Config{}); err != nil {
 		return nil, nil, err
@@ -84,7 +84,7 @@ func (k *link) pair() (dialed, accepted session.Endpoint, err error) {
 			discard(accepted)
 		case <-time.After(time.Millisecond):
 		}
-		if err = dialed.Err(); err != nil { // nor does it come any more
+		if err = dialed.Err(); err != nil { // it does not come any more either
 			break
 		}
 	}
@@ -116,7 +116,7 @@ func (k *link) close() {
 	}
 }
 
-// fail has the dialing end (0) get what is no message, or the accepting one (1).
+// fail sends an invalid packet to the dialing end (role 0) or the accepting end (1).
 func (k *link) fail(role int) error {
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -125,7 +125,7 @@ func (k *link) fail(role int) error {
 	from := []func(int) (unix.Sockaddr, error){unix.Getsockname, unix.Getpeername}[role] // of the other end's socket
 	for _, f := range fds {
 		fd, _ := strconv.Atoi(f.Name())
-		fd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) // the number may be another file's from one call to the next
+		fd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) // between two calls the number may become another file's
 		if err != nil {
 			continue
 		}

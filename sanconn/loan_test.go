@@ -26,7 +26,7 @@ func eachEndpoint(t *testing.T, f func(*testing.T, session.Limits)) {
 	}
 }
 
-// Behind its deadline Peek fails, though bytes lie there that it has returned before.
+// After its deadline Peek fails, even if there are bytes that it has returned before.
 func TestPeekBehindTheDeadline(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -45,7 +45,7 @@ func TestPeekBehindTheDeadline(t *testing.T) {
 	})
 }
 
-// Room that is reserved at one end is filled, and read where it lies at the other.
+// Reserved room is filled at one end, and the bytes are lent at the other.
 func TestReserveAndPeek(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -81,7 +81,7 @@ func TestReserveAndPeek(t *testing.T) {
 	})
 }
 
-// The errors of lent memory are those of Read and Write.
+// Errors of lent memory are like those of Read and Write.
 func TestErrorsOfLentMemory(t *testing.T) {
 	onSession, _ := pipe(t, session.Limits{}, nil)
 	onTCP, peer, _ := onTCPPair(t, newconn.Config{})
@@ -148,7 +148,8 @@ func wantErrorsOfLentMemory(t *testing.T, a *sanconn.Conn) {
 	wantOp("Peek after Close", err, "read", net.ErrClosed)
 }
 
-// A Write, and another Reserve, goes behind what is reserved, and its deadline ends the wait.
+// The bytes of a Write, or of another Reserve, follow those of an open loan, and a deadline ends the
+// wait for it.
 func TestAWriteWaitsForCommit(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -194,7 +195,7 @@ func wantAWriteToWaitForCommit(t *testing.T, a, b *sanconn.Conn) {
 	}
 }
 
-// Reserve behind CloseWrite fails as a Write does, on each carrier.
+// Reserve after CloseWrite fails as a Write does, on each carrier.
 func TestReserveBehindCloseWrite(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, _ := pipe(t, l, nil)
@@ -211,8 +212,8 @@ func TestReserveBehindCloseWrite(t *testing.T) {
 	})
 }
 
-// What was reserved on the session is committed there, or not, also where CloseWrite comes between
-// and the connection goes back to TCP: it does not wait for ever.
+// Room that was reserved on the session is committed there, or the Commit fails, even if CloseWrite is
+// called in between and the connection goes back to TCP. Nothing waits for ever.
 func TestCommitBehindCloseWriteWhileItLeaves(t *testing.T) {
 	for _, leavesFirst := range []bool{false, true} {
 		a, b := pipe(t, session.Limits{}, nil)
@@ -238,7 +239,7 @@ func TestCommitBehindCloseWriteWhileItLeaves(t *testing.T) {
 				return nil
 			})
 		}
-		b.Commit(copy(room, "room")) // which CloseWrite may have made fail
+		b.Commit(copy(room, "room")) // CloseWrite may have made it fail
 		if err := <-back; err != nil {
 			t.Errorf("leaves first: %v: %v", leavesFirst, err)
 		}
@@ -250,8 +251,8 @@ func TestCommitBehindCloseWriteWhileItLeaves(t *testing.T) {
 	}
 }
 
-// A Commit that its deadline has ended on TCP counts what has gone, as copies do from files and
-// sockets that a move or the way back has taken there.
+// A Commit that its deadline ends on TCP counts the bytes that have been sent. Copies from files and
+// sockets that a move or the way back has made commit on TCP do so, too.
 func TestCommitCountsWhatWentByTCP(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
@@ -271,7 +272,7 @@ func TestCommitCountsWhatWentByTCP(t *testing.T) {
 		ended <- err
 	}()
 	b.SetReadDeadline(time.Now().Add(patience))
-	if _, err := b.Read(make([]byte, 1)); err != nil { // a part has gone, and the rest has to wait
+	if _, err := b.Read(make([]byte, 1)); err != nil { // a part has gone, and the rest waits
 		t.Fatal(err)
 	}
 	a.SetWriteDeadline(time.Unix(1, 0))

@@ -48,7 +48,7 @@ func moved(t *testing.T, c *sanconn.Conn) error {
 	return newconn.HandleOf(c).Moved(ctx)
 }
 
-// A connection that has gone back at once has moved with no byte on TCP before, or has not.
+// A connection that has gone back at once counts as moved only if no byte had gone by TCP before.
 func TestMovedBehindAWayBack(t *testing.T) {
 	for _, before := range []string{"", "by TCP"} {
 		a, b, move := onTCPPair(t, newconn.Config{})
@@ -69,7 +69,7 @@ func TestMovedBehindAWayBack(t *testing.T) {
 	}
 }
 
-// Whoever looks at a connection does not hold up its move.
+// Calls of Debug do not delay a move.
 func TestDebugBesideAMove(t *testing.T) {
 	for range 60 {
 		a, b, move := onTCPPair(t, newconn.Config{})
@@ -103,7 +103,8 @@ func TestDebugBesideAMove(t *testing.T) {
 	}
 }
 
-// What was reserved on TCP keeps other Writes out until Commit, also where the connection moves.
+// Room that was reserved on TCP keeps other Writes waiting until Commit, even if the connection moves
+// meanwhile.
 func TestOthersWaitForCommitAcrossAMove(t *testing.T) {
 	for name, write := range map[string]func(c *sanconn.Conn, b []byte) error{
 		"Write":        func(c *sanconn.Conn, b []byte) error { _, err := c.Write(b); return err },
@@ -153,8 +154,8 @@ func TestOthersWaitForCommitAcrossAMove(t *testing.T) {
 	}
 }
 
-// moveWithinAWrite moves a connection in the middle of a Write of a's. wantCut checks that the stream counted
-// as cut ahead of its begin, should this process end there.
+// moveWithinAWrite moves a connection in the middle of a's Write. wantCut checks that the stream would
+// have counted as cut before its begin, had the process ended there.
 func moveWithinAWrite(t *testing.T, a, b *sanconn.Conn) (wantCut func()) {
 	t.Helper()
 	var text bytes.Buffer
@@ -166,7 +167,7 @@ func moveWithinAWrite(t *testing.T, a, b *sanconn.Conn) (wantCut func()) {
 	return func() {
 		t.Helper()
 		lines.Flush(patience)
-		// Between the two there may be what comes.
+		// Received messages may be between the two.
 		if !regexp.MustCompile(` > Data len=8 .* more\n(.* < .*\n)*.* > Note len=17 `).MatchString(text.String()) {
 			t.Errorf("the stream is not cut ahead of the begin:\n%.2000s", text.String())
 		}
@@ -175,7 +176,7 @@ func moveWithinAWrite(t *testing.T, a, b *sanconn.Conn) (wantCut func()) {
 
 const copyOfAFile = "a copy of a file"
 
-// A Write of many bytes that waits in TCP goes on by the session, whatever it is written by.
+// The rest of a long Write that waits in TCP goes by the session, whichever method has written it.
 func TestALongWriteMovesInItsMiddle(t *testing.T) {
 	all := pattern(64 << 20)
 	f := fileOf(t, all)
@@ -214,7 +215,7 @@ func TestALongWriteMovesInItsMiddle(t *testing.T) {
 			if err := <-done; err != nil {
 				t.Error(err)
 			}
-			if name != copyOfAFile { // of which a Write has a part alone
+			if name != copyOfAFile { // a Write has only a part of the file
 				wantCut()
 			}
 			if !bytes.Equal(append(head[:], got...), all) {
@@ -254,7 +255,7 @@ func TestADeadlineOfALongWriteThatMoves(t *testing.T) {
 	}
 }
 
-// Where either end leaves the session before such a Write has got there, it goes on by TCP.
+// If either end leaves the session before such a Write has got there, the rest goes by TCP.
 func TestALongWriteThatDoesNotMoveInItsMiddle(t *testing.T) {
 	all := pattern(24 << 20) // more than TCP has room for
 	for name, leaver := range map[string]int{"this end leaves": 0, "the other one leaves": 1} {
@@ -297,8 +298,8 @@ func TestALongWriteThatDoesNotMoveInItsMiddle(t *testing.T) {
 	}
 }
 
-// An end whose program has had the descriptor does not move before its own Read or Write has been
-// used: an event loop may have it.
+// An end whose program has had the descriptor does not move before its own Read or Write has been used:
+// an event loop may have the descriptor.
 func TestAClaimedDescriptor(t *testing.T) {
 	a, b, move := onTCPPair(t, newconn.Config{Threshold: 1000})
 	raw, err := b.SyscallConn()
@@ -312,7 +313,7 @@ func TestAClaimedDescriptor(t *testing.T) {
 	if err := move(); !errors.Is(err, connpair.ErrRefused) {
 		t.Fatalf("it moves: %v", err)
 	}
-	if _, err := b.Read(make([]byte, 100)); err != nil { // which is a use of more than 1000
+	if _, err := b.Read(make([]byte, 100)); err != nil { // counts as more than 1000 of use
 		t.Fatal(err)
 	}
 	if err := move(); err != nil {
@@ -323,7 +324,7 @@ func TestAClaimedDescriptor(t *testing.T) {
 	wantBytes(t, <-received(t, b), []byte("by the session"))
 }
 
-// A direction that is ended beside a proposal ends no move: that goes on.
+// A direction that is ended during a proposal does not prevent the move.
 func TestWhatEndsBesideAProposalMovesYet(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
@@ -353,7 +354,7 @@ func TestWhatEndsBesideAProposalMovesYet(t *testing.T) {
 	}
 }
 
-// CloseWrite beside a proposal ends a Write that waits in TCP, before the answer.
+// CloseWrite during a proposal ends a Write that waits in TCP, before the answer has come.
 func TestCloseWriteBesideAProposal(t *testing.T) {
 	a, b, _ := onTCPPair(t, newconn.Config{})
 	all := pattern(64 << 20) // more than TCP has room for
@@ -365,7 +366,7 @@ func TestCloseWriteBesideAProposal(t *testing.T) {
 		wrote <- err
 	}()
 	was, looks := uint64(0), 0
-	testenv.Eventually(t, patience, func() error { // some looks are enough to see that it waits, mostly
+	testenv.Eventually(t, patience, func() error { // 20 looks without progress mostly show that it waits
 		if n := a.Stats().TCPBytesSent; n == 0 || n != was {
 			was, looks = n, 0
 		}
@@ -395,7 +396,7 @@ func TestCloseWriteBesideAProposal(t *testing.T) {
 	wantBytes(t, <-received(t, b), all[:n])
 }
 
-// CloseRead beside a proposal that comes to nothing: the descriptor shows the end, as TCP's does.
+// After CloseRead during a proposal that is refused, the descriptor shows the end, as TCP's does.
 func TestCloseReadBesideAProposal(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
@@ -410,7 +411,7 @@ func TestCloseReadBesideAProposal(t *testing.T) {
 		if err := a.CloseRead(); err != nil {
 			t.Error(err)
 		}
-		b.CloseRead() // so b refuses
+		b.CloseRead() // so that b refuses
 		return b
 	})
 	if err := connpair.Propose(ctx, a, ea, session.Config{}, nil); !errors.Is(err, connpair.ErrRefused) {
@@ -427,7 +428,7 @@ func TestCloseReadBesideAProposal(t *testing.T) {
 	}
 }
 
-// A Read that CloseRead ends finds the end, also where the proposal comes to nothing at that moment.
+// A Read that CloseRead ends returns io.EOF, even if the proposal is refused at that moment.
 func TestAReadThatCloseReadEndsBesideAProposal(t *testing.T) {
 	for range 1000 {
 		a, b, err := newPair(newconn.Config{}, newconn.Config{})
@@ -439,7 +440,7 @@ func TestAReadThatCloseReadEndsBesideAProposal(t *testing.T) {
 		ea, eb := twin.Pair(twin.Config{})
 		go connpair.Accept(t.Context(), eb, session.Config{}, func([]byte) *sanconn.Conn {
 			a.CloseRead()
-			b.CloseRead() // so b refuses
+			b.CloseRead() // so that b refuses
 			return b
 		})
 		if err := connpair.Propose(t.Context(), a, ea, session.Config{}, nil); !errors.Is(err, connpair.ErrRefused) {
@@ -453,7 +454,7 @@ func TestAReadThatCloseReadEndsBesideAProposal(t *testing.T) {
 	}
 }
 
-// Nothing is read behind CloseRead, also where the direction moves only then.
+// Nothing is read after CloseRead, even if the direction moves only then.
 func TestCloseReadAheadOfAMove(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
@@ -464,7 +465,7 @@ func TestCloseReadAheadOfAMove(t *testing.T) {
 	var peer *session.Session
 	peer = session.New(eb, session.Config{Accepting: true, OnNote: func(note []byte) {
 		if len(note) > 0 && note[0] == newconn.NoteProposal {
-			peer.SendNote([]byte{newconn.NoteAnswer, 1}) // it moves
+			peer.SendNote([]byte{newconn.NoteAnswer, 1}) // the answer that it moves
 		}
 	}})
 	defer peer.Abort()
@@ -489,15 +490,14 @@ func TestCloseReadAheadOfAMove(t *testing.T) {
 	}
 }
 
-// A peer that breaks the rules by which connections move ends the connection: what it has sent is no
-// stream any more.
+// A peer that violates the rules of moving ends the connection: what it has sent is not a valid stream.
 func TestAPeerThatBreaksTheRules(t *testing.T) {
 	begin := func(n uint64) []byte { return noteAt(newconn.NoteBegin, n) }
 	leave := func(n uint64) []byte { return noteAt(newconn.NoteLeave, n) }
 	for name, does := range map[string]struct {
 		byTCP int // bytes
 		notes [][]byte
-		then  [][]byte // once five bytes of the session were read
+		then  [][]byte // sent once five bytes of the session were read
 	}{
 		"more by TCP than it has said":   {10, [][]byte{begin(5)}, nil},
 		"it begins twice":                {0, [][]byte{begin(0), begin(0)}, nil},
@@ -528,14 +528,14 @@ func TestAPeerThatBreaksTheRules(t *testing.T) {
 		moved := make(chan error, 1)
 		go func() { moved <- connpair.Propose(t.Context(), a, ea, session.Config{}, nil) }()
 		<-proposed
-		s.SendNote([]byte{newconn.NoteAnswer, 1}) // it moves
+		s.SendNote([]byte{newconn.NoteAnswer, 1}) // the answer that it moves
 		if err := <-moved; err != nil {
 			t.Fatal(err)
 		}
 		for _, note := range does.notes {
 			s.SendNote(note)
 		}
-		if does.byTCP > 0 { // its begin comes before they are read
+		if does.byTCP > 0 { // wait until its begin has come, before they are read
 			testenv.Eventually(t, patience, func() error {
 				if text := a.Debug(); !strings.Contains(text, "read by the SAN") {
 					return errors.New(text)
@@ -571,13 +571,13 @@ func TestAPeerThatBreaksTheRules(t *testing.T) {
 		if !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("%s: %v", name, err)
 		}
-		<-asked // a session that has ended is not to be asked
+		<-asked // Over must not be called on a session that was aborted
 		s.Abort()
 	}
 }
 
-// What ends this end's stream ends a Write that waits in TCP, too, though the connection moves: the peer
-// reads what that has written, and the end behind it.
+// Whatever ends this end's stream also ends a Write that waits in TCP, even if the connection moves: the
+// peer reads the bytes that the Write has sent, and then the end.
 func TestTheEndBesideAWriteThatWaitsInTCP(t *testing.T) {
 	for name, tt := range map[string]struct {
 		end  func(*sanconn.Conn) error
@@ -622,8 +622,7 @@ func TestTheEndBesideAWriteThatWaitsInTCP(t *testing.T) {
 	}
 }
 
-// Close ahead of bytes that have come by TCP, and were not read, is a reset, though the peer has moved
-// behind them.
+// Close before bytes that have come by TCP were read is a reset, even if the peer has moved after them.
 func TestCloseAheadOfWhatCameBeforeTheMove(t *testing.T) {
 	a, b, move := onTCPPair(t, newconn.Config{})
 	if _, err := a.Write([]byte("unread")); err != nil {
@@ -632,7 +631,7 @@ func TestCloseAheadOfWhatCameBeforeTheMove(t *testing.T) {
 	if err := move(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patience, func() error { // a has moved, and b knows where
+	testenv.Eventually(t, patience, func() error { // until a has moved, and b knows the position
 		if a.Provider() == "tcp" || !strings.Contains(b.Debug(), "read by the SAN from byte 6 on") {
 			return errors.New(b.Debug())
 		}

@@ -19,9 +19,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// ending is the Life of a connection that is told its end alone.
+// ending is a Life that reports only the connection's end.
 type ending struct {
-	closed func() // nil: nobody is told
+	closed func() // may be nil
 	holds  bool
 }
 
@@ -36,7 +36,7 @@ func (e ending) Holds() bool             { return e.holds }
 func (ending) Moved(string)              {}
 func (ending) Left(error)                {}
 
-// using is ending that is told of use as well.
+// using is ending that reports use as well.
 type using struct {
 	ending
 	used func()
@@ -77,12 +77,12 @@ func newPair(dialer, acceptor newconn.Config) (a, b *sanconn.Conn, err error) {
 	return ca.(*sanconn.Conn), cb.(*sanconn.Conn), nil
 }
 
-// sessions are the configurations of both ends' sessions.
+// sessions has the configurations of both ends' sessions.
 type sessions struct{ Dialer, Acceptor session.Config }
 
-// movePair moves a connection to a session over these endpoints, which it owns from now on. It
-// returns as soon as both ends have agreed: each direction moves when its writer and reader
-// get there. newconn.Handle.Moved waits for that.
+// movePair moves a connection to a session over these endpoints, which belong to the session from now
+// on. It returns when both ends have agreed. Each direction moves when its writer and reader get there:
+// newconn.Handle.Moved waits for that.
 func movePair(ctx context.Context, a, b *sanconn.Conn, dialer, acceptor session.Endpoint, cfg sessions) error {
 	taken := make(chan error, 1)
 	go func() {
@@ -112,14 +112,14 @@ func movedPair(ctx context.Context, dialer, acceptor session.Endpoint, cfg sessi
 	return a, b, nil
 }
 
-// pattern is n bytes that tell their position: the first n of one random stream.
+// pattern returns the first n bytes of a random stream, in which each place has its own bytes.
 func pattern(n int) []byte {
 	b := make([]byte, n)
 	rand.NewChaCha8([32]byte{}).Read(b)
 	return b
 }
 
-// fileOf is a file with this content, open at its beginning.
+// fileOf returns a file with this content, positioned at its beginning.
 func fileOf(t *testing.T, content []byte) *os.File {
 	t.Helper()
 	f, err := os.Create(t.TempDir() + "/data")
@@ -161,7 +161,8 @@ func wantBytes(t *testing.T, got, want []byte) {
 	t.Errorf("%d bytes instead of %d; they differ from %d on", len(got), len(want), i)
 }
 
-// sendUnread writes "unread" at one end, and returns when it has come to the other, which does not read it.
+// sendUnread writes "unread" at one end, and returns when that has come to the other, where it stays
+// unread.
 func sendUnread(t *testing.T, from, to *sanconn.Conn) {
 	t.Helper()
 	if _, err := from.Write([]byte("unread")); err != nil {
@@ -195,21 +196,22 @@ func awaitLeft(t *testing.T, c *sanconn.Conn) {
 	})
 }
 
-// byHand is a session of b's side, without b: what moves a, and leaves, is up to a test.
+// byHand is a session on b's side without b, so that a test decides what that side sends when a moves
+// and leaves.
 type byHand struct {
 	*session.Session
-	a, b   *sanconn.Conn // b has TCP's other end
+	a, b   *sanconn.Conn // b holds the other end of TCP
 	ea, eb *twin.Endpoint
 }
 
-// movedByHand returns one that has agreed to a's proposal, and begins behind so many bytes of TCP. proposed is
-// called behind that, and leaves when a has left; nil: nothing is done.
+// movedByHand returns a byHand that has agreed to a's proposal, and has sent begin with that position.
+// After that it calls proposed, and leaves when a's leave has come. Either may be nil.
 func movedByHand(t *testing.T, limits session.Limits, begin uint64, proposed, leaves func(p *byHand)) *byHand {
 	t.Helper()
 	return movedByHandTo(t, session.Config{}, limits, begin, proposed, leaves)
 }
 
-// movedByHandTo is movedByHand where a's session has a configuration.
+// movedByHandTo is movedByHand with a configuration of a's session.
 func movedByHandTo(t *testing.T, cfg session.Config, limits session.Limits, begin uint64, proposed, leaves func(p *byHand)) *byHand {
 	t.Helper()
 	p := new(byHand)
@@ -221,7 +223,7 @@ func movedByHandTo(t *testing.T, cfg session.Config, limits session.Limits, begi
 	p.ea, p.eb = twin.Pair(twin.Config{Limits: limits})
 	p.Session = session.New(p.eb, session.Config{Accepting: true, OnNote: func(note []byte) {
 		switch {
-		case len(note) == 0: // the end
+		case len(note) == 0: // the end of the session
 		case note[0] == newconn.NoteProposal:
 			p.SendNote([]byte{newconn.NoteAnswer, 1})
 			if begin != noBegin {
@@ -241,8 +243,8 @@ func movedByHandTo(t *testing.T, cfg session.Config, limits session.Limits, begi
 	return p
 }
 
-// noBegin is the begin of a peer that sends none.
+// noBegin stands for a peer that sends no begin.
 const noBegin = 1 << 63
 
-// noteAt is a note with a position.
+// noteAt returns a note with a position.
 func noteAt(kind byte, at uint64) []byte { return binary.LittleEndian.AppendUint64([]byte{kind}, at) }

@@ -31,7 +31,7 @@ func rawOf(t *testing.T, c *sanconn.Conn) syscall.RawConn {
 	return raw
 }
 
-// recv is one look at a connection as pools take it: with MSG_PEEK, or by a read.
+// recv looks once at a connection as pools do: with MSG_PEEK, or by a read.
 func recv(t *testing.T, c *sanconn.Conn, size, flags int) (string, error) {
 	t.Helper()
 	b := make([]byte, size)
@@ -60,7 +60,7 @@ func wantRecv(t *testing.T, c *sanconn.Conn, size, flags int, want string, wantE
 	}
 }
 
-// eventuallyRecv waits until what has been sent is there.
+// eventuallyRecv waits until a look finds what has been sent.
 func eventuallyRecv(t *testing.T, c *sanconn.Conn, want string, wantErr error) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {
@@ -71,7 +71,7 @@ func eventuallyRecv(t *testing.T, c *sanconn.Conn, want string, wantErr error) {
 	})
 }
 
-// What a pool sees of a connection is what it would see of TCP: nothing, bytes, the end.
+// A pool finds in a connection what it would find in TCP: nothing, bytes, or the end.
 func TestRawReadShowsTheConnection(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -83,7 +83,7 @@ func TestRawReadShowsTheConnection(t *testing.T) {
 		}
 		a.Write([]byte("abcdef"))
 		eventuallyRecv(t, b, "abcdef", nil)
-		wantRecv(t, b, 1, syscall.MSG_PEEK, "a", nil) // looked at, not read
+		wantRecv(t, b, 1, syscall.MSG_PEEK, "a", nil) // peeked, not read
 		wantRecv(t, b, 2, 0, "ab", nil)               // read
 		got := make([]byte, 1)
 		if _, err := b.Read(got); got[0] != 'c' || err != nil {
@@ -100,7 +100,7 @@ func TestRawReadShowsTheConnection(t *testing.T) {
 	})
 }
 
-// The stream read by turns through the socket and from the connection.
+// No byte is lost if the stream is read alternately through the socket and from the connection.
 func TestRawReadLosesNoByte(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -151,7 +151,7 @@ func TestRawReadLosesNoByte(t *testing.T) {
 	})
 }
 
-// waitingRead reads as a function that waits does. It has found nothing so far.
+// waitingRead reads by a function that waits. The function has found nothing so far.
 func waitingRead(t *testing.T, c *sanconn.Conn) (done <-chan error) {
 	t.Helper()
 	looked, ended := make(chan struct{}, 10), make(chan error, 1)
@@ -167,7 +167,7 @@ func waitingRead(t *testing.T, c *sanconn.Conn) (done <-chan error) {
 	return ended
 }
 
-// A function that waits is called again when there is something.
+// A function that waits is called again when something has come.
 func TestRawReadWaits(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		t.Run("for bytes", func(t *testing.T) {
@@ -189,7 +189,8 @@ func TestRawReadWaits(t *testing.T) {
 	})
 }
 
-// One that reads nothing, and is done once there is something, is not done before.
+// A function that reads nothing, and is done in its second call, is not called again before something
+// has come.
 func TestRawReadWaitsForReadability(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -227,7 +228,7 @@ func TestRawReadWaitsForReadability(t *testing.T) {
 	})
 }
 
-// One that waits ends as a Read does.
+// A function that waits ends as a Read does.
 func TestRawReadWaitsNoLonger(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		t.Run("than the deadline", func(t *testing.T) {
@@ -257,8 +258,8 @@ func TestRawReadWaitsNoLonger(t *testing.T) {
 	})
 }
 
-// One that wants to wait behind the end does, up to a deadline, or to Close, also if that comes before it
-// waits.
+// A function that waits after the end of the stream waits until a deadline or Close, even if Close comes
+// before it waits.
 func TestRawReadWaitsBehindTheEnd(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		for name, read := range map[string]func(fd int, p []byte) (int, error){
@@ -270,7 +271,7 @@ func TestRawReadWaitsBehindTheEnd(t *testing.T) {
 				raw = countedOf(t, b).raw
 			}
 			a.CloseWrite()
-			if _, err := b.Read(make([]byte, 1)); err != io.EOF { // which has come
+			if _, err := b.Read(make([]byte, 1)); err != io.EOF { // the end has come
 				t.Error(err)
 			}
 			b.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
@@ -285,7 +286,7 @@ func TestRawReadWaitsBehindTheEnd(t *testing.T) {
 			b.SetReadDeadline(time.Time{})
 			err := raw.Read(func(fd uintptr) bool {
 				n, _ := read(int(fd), make([]byte, 1))
-				go b.Close() // which may wait for the descriptor
+				go b.Close() // Close may wait for the descriptor
 				if err := testenv.Await(patience, func() error {
 					if err := b.SetDeadline(time.Time{}); !errors.Is(err, net.ErrClosed) {
 						return fmt.Errorf("it is not closed: %v", err)
@@ -303,7 +304,7 @@ func TestRawReadWaitsBehindTheEnd(t *testing.T) {
 	})
 }
 
-// One that leaves unread what is there waits for more, as on TCP, where the bytes are then.
+// A function that leaves unread what has come waits for more, as on TCP, where the bytes are afterwards.
 func TestRawReadWaitsBehindUnreadBytes(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -321,7 +322,7 @@ func TestRawReadWaitsBehindUnreadBytes(t *testing.T) {
 	})
 }
 
-// A connection that was reset has an error, not an end.
+// A function on a connection that was reset finds an error, not an end.
 func TestRawReadReturnsErrors(t *testing.T) {
 	a, b := pipe(t, session.Limits{}, nil)
 	a.SetLinger(0)
@@ -334,8 +335,7 @@ func TestRawReadReturnsErrors(t *testing.T) {
 	})
 }
 
-// What lies in a loan stays where it is while a pool looks; Close, Reads and Writes may come
-// at any time.
+// Lent bytes stay in place while a pool looks. Close, Reads and Writes may come at any time.
 func TestRawReadBesidesOtherOperations(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -380,7 +380,7 @@ func TestRawReadBesidesOtherOperations(t *testing.T) {
 	})
 }
 
-// Control, Write and File are of TCP's descriptor, to which the connection goes back.
+// Control, Write and File use TCP's descriptor, so the connection goes back to TCP.
 func TestTheDescriptor(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		for name, use := range map[string]func(c *sanconn.Conn, data []byte) error{
@@ -422,8 +422,8 @@ func TestTheDescriptor(t *testing.T) {
 	})
 }
 
-// Bytes that have come and are unread are in the descriptor when it is handed out: who looks there, by
-// MSG_DONTWAIT or FIONREAD, does not wait for them.
+// Unread bytes that have come are in the descriptor when the program gets it: functions that look with
+// MSG_DONTWAIT or FIONREAD do not wait for them.
 func TestTheDescriptorShowsWhatIsUnread(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		for name, use := range map[string]func(c *sanconn.Conn, f func(fd uintptr)) error{
@@ -442,7 +442,7 @@ func TestTheDescriptorShowsWhatIsUnread(t *testing.T) {
 				for range 20 {
 					a, b := pipe(t, l, nil)
 					a.Write([]byte("unread"))
-					b.SetReadDeadline(time.Unix(1, 0)) // of the last Read: it bounds no look
+					b.SetReadDeadline(time.Unix(1, 0)) // the deadline of the last Read, which does not apply to a look
 					var got [10]byte
 					var n int
 					var rerr error
@@ -463,7 +463,7 @@ func TestTheDescriptorShowsWhatIsUnread(t *testing.T) {
 	})
 }
 
-// A connection that stays on TCP is TCP's: the function meets the descriptor itself at each call.
+// On a connection that stays on TCP, the function has TCP's own descriptor in each call.
 func TestRawReadWhereTCPStays(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -477,7 +477,7 @@ func TestRawReadWhereTCPStays(t *testing.T) {
 			t.Fatal(err)
 		}
 		err = rawOf(t, b).Read(func(fd uintptr) bool {
-			if first == 0 { // a deadline that has passed before is the end without a call
+			if first == 0 { // with a deadline that has passed before, the function is not called
 				first = fd
 				b.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 			}
@@ -509,8 +509,8 @@ func TestRawReadThatPanics(t *testing.T) {
 	wantRecv(t, b, 10, 0, "kept", nil)
 }
 
-// What Read returns is an error of the operation raw-read with both addresses, as net's are, and
-// behind CloseRead it shows the end.
+// Errors of Read are those of the operation raw-read with both addresses, as net's are. After CloseRead
+// the function finds the end.
 func TestRawReadFailsAsTCPs(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -531,7 +531,7 @@ func TestRawReadFailsAsTCPs(t *testing.T) {
 	})
 }
 
-// The first look behind a reset finds it.
+// The first look after a reset finds it.
 func TestRawReadShowsAReset(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -548,8 +548,8 @@ func TestRawReadShowsAReset(t *testing.T) {
 	})
 }
 
-// A reset, or that the peer does not answer, is found by one Read, and behind it io.EOF: a loop may end
-// at nothing else.
+// A reset, or the silence of a peer, is returned by one Read. The next ones return io.EOF: a loop may
+// end only at that.
 func TestOneReadFindsAReset(t *testing.T) {
 	p := make([]byte, 1)
 	find := func(t *testing.T, b *sanconn.Conn, want error) {
@@ -574,7 +574,7 @@ func TestOneReadFindsAReset(t *testing.T) {
 	})
 	t.Run("behind a way back in vain", func(t *testing.T) {
 		_, b := pipe(t, session.Limits{Window: 32}, nil)
-		sanconn.SessionOf(b).Close() // as that does
+		sanconn.SessionOf(b).Close() // as a way back in vain does
 		find(t, b, syscall.ECONNRESET)
 	})
 	t.Run("of a peer that does not answer", func(t *testing.T) {
@@ -585,8 +585,8 @@ func TestOneReadFindsAReset(t *testing.T) {
 		}
 		defer a.Close()
 		ea.Cut()
-		a.SetWriteDeadline(time.Now().Add(time.Second)) // behind the offer
-		a.Write(make([]byte, 64<<10))                   // which is not given up
+		a.SetWriteDeadline(time.Now().Add(time.Second)) // after the offer was sent
+		a.Write(make([]byte, 64<<10))                   // the offer's end is not acknowledged
 		find(t, a, syscall.ETIMEDOUT)
 	})
 	t.Run("cut while it moved", func(t *testing.T) {
@@ -601,8 +601,8 @@ func TestOneReadFindsAReset(t *testing.T) {
 	})
 }
 
-// What waits for bytes that the peer was returned holds up no Read, and everybody who wants the
-// descriptor waits.
+// Calls that wait for bytes that were returned to the peer delay no Read, and all calls that want the
+// descriptor wait.
 func TestADeadlineBesideALook(t *testing.T) {
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
 	if err != nil {
@@ -610,7 +610,7 @@ func TestADeadlineBesideALook(t *testing.T) {
 	}
 	defer b.Close()
 	defer a.Close()
-	sanconn.Expect(a, 10) // they do not come
+	sanconn.Expect(a, 10) // these bytes do not come
 	raw := rawOf(t, a)
 	looks := make(chan error, 2)
 	for range cap(looks) {
@@ -637,8 +637,8 @@ func TestADeadlineBesideALook(t *testing.T) {
 	}
 }
 
-// What a peer that has closed has left on a session is shown, read in pieces and lost by no look, as
-// Thrift's clients look before each call.
+// What a peer that has closed has left on a session is shown to looks, can be read in pieces, and no
+// look loses it. Thrift's clients look in this way before each call.
 func TestRawReadShowsWhatAClosedPeerHasLeft(t *testing.T) {
 	a, b := pipe(t, session.Limits{}, nil)
 	b.Write([]byte("hello"))
@@ -657,8 +657,8 @@ func TestRawReadShowsWhatAClosedPeerHasLeft(t *testing.T) {
 	eventuallyRecv(t, a, "", io.EOF)
 }
 
-// Where there is no way back, as the session has ended, a function of Read has what was taken from that on
-// the way, and what it has, and then finds how it has ended, as the connection's Read does.
+// If there is no way back, because the session has ended, a function of Read finds the bytes that were
+// taken from the session, then those that it still has, and then its end, as the connection's Read does.
 func TestRawReadBehindAWayBackInVain(t *testing.T) {
 	for _, what := range []string{"taken", "not taken", "left in the ring"} {
 		limits := session.Limits{Window: 32}
@@ -673,7 +673,7 @@ func TestRawReadBehindAWayBackInVain(t *testing.T) {
 			a.Write([]byte("what the other end dies without having read"))
 			eb.Kill()
 		case "taken":
-			if _, err := b.Reserve(1); err != nil { // so b does not answer
+			if _, err := b.Reserve(1); err != nil { // so that b does not answer
 				t.Fatal(err)
 			}
 			failed := make(chan error, 1)
@@ -701,7 +701,7 @@ func TestRawReadBehindAWayBackInVain(t *testing.T) {
 	}
 }
 
-// A descriptor shows the end behind CloseRead, also where that was called on a session.
+// After CloseRead a descriptor shows the end, even if CloseRead was called on a session.
 func TestTheDescriptorBehindCloseRead(t *testing.T) {
 	a, _ := pipe(t, session.Limits{}, nil)
 	if err := a.CloseRead(); err != nil {
@@ -717,7 +717,8 @@ func TestTheDescriptorBehindCloseRead(t *testing.T) {
 	}
 }
 
-// A raw Write goes behind a Write that its way back to TCP has cut, as net's waits for one.
+// A raw Write follows the rest of a Write that its way back to TCP has cut, as a raw Write of net waits
+// for other Writes.
 func TestRawWriteBehindACutWrite(t *testing.T) {
 	const size = 8 << 20
 	for range 5 {
@@ -758,8 +759,8 @@ func TestRawWriteBehindACutWrite(t *testing.T) {
 	}
 }
 
-// What the program has written by a descriptor that it keeps is found whenever the peer proposes to
-// move, however much it has written by the connection before.
+// Bytes that the program has written by a descriptor that it has kept are noticed whenever the peer
+// proposes to move, even if the program has written more than the threshold by the connection before.
 func TestBytesByAKeptDescriptor(t *testing.T) {
 	const threshold = 1000
 	for _, before := range []int{threshold - 100, threshold + 100} {
@@ -787,7 +788,7 @@ func TestBytesByAKeptDescriptor(t *testing.T) {
 	}
 }
 
-// A File for which there is no descriptor keeps nothing on TCP.
+// A File that fails for lack of descriptors does not keep the connection on TCP.
 func TestFileWithoutADescriptor(t *testing.T) {
 	a, _, move := onTCPPair(t, newconn.Config{})
 	var had unix.Rlimit
@@ -811,8 +812,9 @@ func TestFileWithoutADescriptor(t *testing.T) {
 	}
 }
 
-// Neither does a raw Read that would wait where bytes have been taken from TCP meanwhile, nor a raw
-// Write whose time is up: their functions do not have it.
+// A raw Read that would wait, but finds that Peek has taken bytes from TCP meanwhile, does not keep the
+// connection on TCP, nor does a raw Write whose deadline has passed: their functions do not have the
+// descriptor.
 func TestRawCallsWithoutADescriptor(t *testing.T) {
 	a, b, _ := onTCPPair(t, newconn.Config{})
 	raw, err := a.SyscallConn()
@@ -821,7 +823,7 @@ func TestRawCallsWithoutADescriptor(t *testing.T) {
 	}
 	looks := 0
 	if err := raw.Read(func(uintptr) bool {
-		if looks++; looks > 1 { // it is shown them
+		if looks++; looks > 1 { // the taken bytes are shown to it
 			return true
 		}
 		b.Write([]byte("x"))
@@ -843,11 +845,11 @@ func TestRawCallsWithoutADescriptor(t *testing.T) {
 	}
 }
 
-// Behind Write, and behind a Read that has waited, a connection stays on TCP for good. Behind Control, and a Read
-// that has not, it moves, but not before its own Read has been used again.
+// After Write, and after a Read that has waited, a connection stays on TCP for good. After Control, and
+// a Read that has not waited, it may move once its own Read has been used again.
 func TestWhatStaysBehindTheDescriptor(t *testing.T) {
 	for name, tt := range map[string]struct {
-		use   func(raw syscall.RawConn, more func()) error // without reading
+		use   func(raw syscall.RawConn, more func()) error // it does not read
 		stays bool
 	}{
 		"Control": {func(raw syscall.RawConn, _ func()) error { return raw.Control(func(uintptr) {}) }, false},
@@ -874,7 +876,7 @@ func TestWhatStaysBehindTheDescriptor(t *testing.T) {
 				t.Fatal(err)
 			}
 			a.Write([]byte("x"))
-			if err := tcp.Read(func(fd uintptr) bool { // once it has come
+			if err := tcp.Read(func(fd uintptr) bool { // until it has come
 				_, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK)
 				return err != syscall.EAGAIN
 			}); err != nil {
@@ -886,7 +888,7 @@ func TestWhatStaysBehindTheDescriptor(t *testing.T) {
 			if err := move(); !errors.Is(err, connpair.ErrRefused) {
 				t.Fatalf("it moves before it is used: %v", err)
 			}
-			if _, err := b.Read(make([]byte, 1)); err != nil { // which is a use of more than 1000
+			if _, err := b.Read(make([]byte, 1)); err != nil { // counts as more than 1000 of use
 				t.Fatal(err)
 			}
 			if err := move(); tt.stays != errors.Is(err, connpair.ErrRefused) || !tt.stays && err != nil {

@@ -25,12 +25,12 @@ import (
 )
 
 // counted is a connection that is read as gRPC does: by functions of one RawConn that read by
-// syscall.Read.
+// syscall.Read. The connection counts such reads like its own.
 type counted struct {
 	*sanconn.Conn
 	raw   syscall.RawConn
-	tcp   int           // its descriptor
-	waits chan struct{} // has a token when a function has found nothing on the connection itself
+	tcp   int           // TCP's descriptor
+	waits chan struct{} // has a token when a function has found nothing on TCP or the session
 }
 
 func countedOf(t testing.TB, c *sanconn.Conn) counted {
@@ -55,7 +55,7 @@ func (c counted) Read(p []byte) (n int, err error) {
 		if failed != syscall.EAGAIN {
 			return true
 		}
-		if int(fd) != c.tcp { // where it is shown that nothing has come: the connection may move meanwhile
+		if int(fd) != c.tcp { // on the socket that shows that nothing has come, during which the connection may move
 			return false
 		}
 		select {
@@ -77,13 +77,13 @@ func (c counted) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// readBeside reads behind what ends does, or, if it waits, meanwhile.
+// readBeside reads after calling ends, or, with waits, calls ends while the Read waits.
 func (c counted) readBeside(p []byte, waits bool, ends func()) (n int, err error) {
 	if !waits {
 		ends()
 		return c.Read(p)
 	}
-	select { // of the Reads before
+	select { // a token of an earlier Read
 	case <-c.waits:
 	default:
 	}
@@ -98,8 +98,8 @@ func (c counted) readBeside(p []byte, waits bool, ends func()) (n int, err error
 	return n, err
 }
 
-// It reads what the connection's own Read would, on each carrier and while it moves, and keeps it
-// where it is.
+// A counted Read returns what the connection's own Read would, on each carrier and during a move, and
+// does not change the carrier.
 func TestCountedReadReadsTheConnection(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -131,7 +131,8 @@ func TestCountedReadReadsTheConnection(t *testing.T) {
 	})
 }
 
-// proposes has an end propose to move, and returns once it has, and what comes of it.
+// proposes makes an end propose a move. It returns when the proposal was made, and the channel gets the
+// result.
 func proposes(t *testing.T, c *sanconn.Conn, ep session.Endpoint) (proposed chan error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -147,8 +148,8 @@ func proposes(t *testing.T, c *sanconn.Conn, ep session.Endpoint) (proposed chan
 	return proposed
 }
 
-// A peer that has moved, and died before its answer came, may have sent what is lost: TCP's end is a cut,
-// also to a function that is not known yet to read by syscall.Read.
+// If a peer that has moved dies before its answer comes, bytes that it has sent may be lost: TCP's end
+// is a cut, even for a function that is not yet known to read by syscall.Read.
 func TestCountedReadOfACutMove(t *testing.T) {
 	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
 	a, b, err := newPair(newconn.Config{}, newconn.Config{})
@@ -182,8 +183,8 @@ func TestCountedReadOfACutMove(t *testing.T) {
 	}
 }
 
-// One that waits has the connection move, and goes on there, also if it has waited from the first:
-// the program has not taken the descriptor for itself.
+// A counted Read that waits lets the connection move, and continues on the session, even if it has
+// waited from the beginning: the program does not use the descriptor in another way.
 func TestCountedReadMoves(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		a, b, move := onTCPPair(t, newconn.Config{Threshold: 1 << 20})
@@ -211,7 +212,7 @@ func TestCountedReadMoves(t *testing.T) {
 			}
 			return nil
 		})
-		a.Write([]byte("behind the move")) // more than it reads at a time
+		a.Write([]byte("behind the move")) // more than it reads at once
 		if got := <-came; got != "behind the" {
 			t.Errorf("%q", got)
 		}
@@ -225,7 +226,8 @@ func TestCountedReadMoves(t *testing.T) {
 	}
 }
 
-// One that reads otherwise ends a move also before the peer has taken it: nothing waits for its answer.
+// A function that reads in another way ends a move even before the peer has taken the proposal: nothing
+// waits for the answer.
 func TestUncountedBehindAProposal(t *testing.T) {
 	ring := session.Limits{MaxMessage: 4096}
 	ea, eb := twin.Pair(twin.Config{Limits: ring})
@@ -259,7 +261,7 @@ func TestUncountedBehindAProposal(t *testing.T) {
 	}
 }
 
-// Of two that read at once, by one RawConn or by two, each byte comes to one.
+// If two functions read at the same time, by one RawConn or by two, each byte goes to one of them.
 func TestCountedReadsAtOnce(t *testing.T) {
 	for _, raws := range []int{1, 2} {
 		eachEndpoint(t, func(t *testing.T, l session.Limits) {
@@ -306,7 +308,7 @@ func TestCountedReadsAtOnce(t *testing.T) {
 	}
 }
 
-// One that never waits is told TCP's end, or its error, by a later call.
+// A function that never waits finds TCP's end, or its error, in a later call.
 func TestCountedReadThatNeverWaits(t *testing.T) {
 	for _, reset := range []bool{false, true} {
 		a, b, _ := onTCPPair(t, newconn.Config{})
@@ -339,8 +341,8 @@ func TestCountedReadThatNeverWaits(t *testing.T) {
 	}
 }
 
-// A function that looks once, and is shown nothing, has not taken the reset from a Read; and it finds no
-// end of a stream of which bytes are missing.
+// A function that looks once and finds nothing does not take the reset from a later Read, and does not
+// find the end of a stream that lacks bytes.
 func TestCountedLooksAtACutStream(t *testing.T) {
 	look := func(r counted) (n int, err error) {
 		failed := r.raw.Read(func(fd uintptr) bool {
@@ -372,7 +374,7 @@ func TestCountedLooksAtACutStream(t *testing.T) {
 	if p := b.Provider(); p != "tcp" {
 		t.Fatal(p)
 	}
-	sanconn.Expect(b, 10) // they do not come
+	sanconn.Expect(b, 10) // these bytes do not come
 	a.Close()
 	testenv.Eventually(t, patience, func() error {
 		n, err := look(r)
@@ -386,11 +388,12 @@ func TestCountedLooksAtACutStream(t *testing.T) {
 	})
 }
 
-// While one RawConn's function has the descriptor another's waits: what syscall.Read reads is its own.
+// While a function of one RawConn has the descriptor, a function of another RawConn waits, so that each
+// syscall.Read reads for its own function.
 func TestCountedReadsByTwoRawConns(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		if l.Provider == moving.Provider {
-			return // what the function looks for on one carrier may come by the other
+			return // the bytes of one carrier would be awaited on the other
 		}
 		a, b := pipe(t, l, nil)
 		b.SetReadDeadline(time.Now().Add(patience))
@@ -410,7 +413,7 @@ func TestCountedReadsByTwoRawConns(t *testing.T) {
 				go func() {
 					ended <- second.raw.Read(func(uintptr) bool {
 						select {
-						case <-began: // called again
+						case <-began: // this is not the first call
 						default:
 							close(began)
 						}
@@ -420,7 +423,7 @@ func TestCountedReadsByTwoRawConns(t *testing.T) {
 				}()
 				select {
 				case <-began:
-				case <-time.After(50 * time.Millisecond): // it is not, as it should be
+				case <-time.After(50 * time.Millisecond): // it was not called, as it should be
 				}
 			}
 			n, failed = testenv.SyscallRead(int(fd), one)
@@ -436,8 +439,8 @@ func TestCountedReadsByTwoRawConns(t *testing.T) {
 	})
 }
 
-// A function that reads otherwise in the middle of a move, behind others that did not, has the
-// connection reset: where TCP's bytes end is not known any more.
+// A function that reads in another way in the middle of a move, after others that read by syscall.Read,
+// resets the connection: it is not known any more how much of TCP was read.
 func TestUncountedInTheMiddleOfAMove(t *testing.T) {
 	a, b, move := onTCPPair(t, newconn.Config{})
 	r := countedOf(t, b)
@@ -447,7 +450,7 @@ func TestUncountedInTheMiddleOfAMove(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	a.Write([]byte("abcdef"))
-	if err := move(); err != nil { // b has not read up to there
+	if err := move(); err != nil { // b has not read up to the position
 		t.Fatal(err)
 	}
 	err := r.raw.Read(func(fd uintptr) bool {
@@ -463,7 +466,7 @@ func TestUncountedInTheMiddleOfAMove(t *testing.T) {
 	}
 }
 
-// It allocates nothing, as net's does not, whose function is made once, too.
+// A counted Read does not allocate, as net's does not, provided that its function is made once.
 func TestCountedReadAllocatesNothing(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		if l.Provider == moving.Provider {
@@ -485,17 +488,17 @@ func TestCountedReadAllocatesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		turn() // behind which it is known how the function reads
+		turn() // after this it is known how the function reads
 		if n := testing.AllocsPerRun(200, turn); n >= 1 {
 			t.Errorf("%v allocations", n)
 		}
 	})
 }
 
-// A function that finds nothing, or waits behind the end, is not called again before something has changed.
-// Nor is one that reads otherwise.
+// A function that finds nothing, or waits after the end, is not called again before something has
+// changed, and neither is one that reads in another way.
 func TestCountedReadWaits(t *testing.T) {
-	const most = 20 // some calls show that it has to wait, and how it reads
+	const most = 20 // some calls find out that it has to wait, and how it reads
 	buf := make([]byte, 10)
 	read := func(fd uintptr) { testenv.SyscallRead(int(fd), buf) }
 	for name, tt := range map[string]struct {
@@ -541,7 +544,7 @@ func TestCountedReadWaits(t *testing.T) {
 	}
 }
 
-// Behind the deadline no function is called, though something has come.
+// After the deadline no function is called, even if something has come.
 func TestCountedReadBehindTheDeadline(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -559,7 +562,8 @@ func TestCountedReadBehindTheDeadline(t *testing.T) {
 	})
 }
 
-// Whoever has found a function's connection, and comes to it only when the function is over, reads nothing.
+// A syscall.Read that has found a function's connection, but reaches it only when the function has
+// returned, reads nothing.
 func TestCountedReadIsOver(t *testing.T) {
 	a, b, _ := onTCPPair(t, newconn.Config{})
 	r := countedOf(t, b)
@@ -580,7 +584,7 @@ func TestCountedReadIsOver(t *testing.T) {
 	})
 }
 
-// While it is not known what TCP's end means, a deadline and Close end a Read as ever.
+// While the meaning of TCP's end is not known, a deadline and Close end a Read as usual.
 func TestCountedReadBehindAnOpenEnd(t *testing.T) {
 	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{MaxMessage: 4096}})
 	defer eb.Kill()
@@ -616,9 +620,10 @@ func TestCountedReadBehindAnOpenEnd(t *testing.T) {
 	<-proposed
 }
 
-// A session that is left while a function has the descriptor has nothing for it; what has come comes by TCP.
+// If the connection leaves the session while a function has the descriptor, the function gets nothing
+// from the session, and what has come is read by TCP.
 func TestCountedReadBesideTheWayBack(t *testing.T) {
-	for _, carrier := range carriers[2:] { // which are sessions from the first
+	for _, carrier := range carriers[2:] { // sessions from the beginning
 		a, b := pipe(t, carrier.limits, nil)
 		b.SetReadDeadline(time.Now().Add(patience))
 		r, buf := countedOf(t, b), make([]byte, 10)
@@ -653,8 +658,8 @@ func TestCountedReadBesideTheWayBack(t *testing.T) {
 	}
 }
 
-// A function that reads otherwise, behind others that did not, is not to have TCP's bytes before those that Peek
-// has taken from there; and a connection that it has been in does not move.
+// A function that reads in another way, after others that read by syscall.Read, must not get TCP's bytes
+// before those that Peek has taken from TCP. The connection does not move afterwards.
 func TestUncountedBehindPeek(t *testing.T) {
 	a, b, move := onTCPPair(t, newconn.Config{})
 	r, buf := countedOf(t, b), make([]byte, 10)
@@ -682,8 +687,8 @@ func TestUncountedBehindPeek(t *testing.T) {
 	}
 }
 
-// A connection does not move whose bytes a function has read otherwise, behind others that did not, be it
-// done or does it wait for more: where TCP's bytes end is not known.
+// After a function has read in another way, after others that read by syscall.Read, the connection does
+// not move, whether the function is done or waits for more: it is not known how much of TCP was read.
 func TestNoMoveBehindUncounted(t *testing.T) {
 	for name, want := range map[string]string{"done": "abc", "waits": "abcdef"} {
 		t.Run(name, func(t *testing.T) {
@@ -691,7 +696,7 @@ func TestNoMoveBehindUncounted(t *testing.T) {
 			b.SetReadDeadline(time.Now().Add(patience))
 			r, buf := countedOf(t, b), make([]byte, 10)
 			a.Write([]byte("x"))
-			if n, err := r.Read(buf); n != 1 || err != nil { // by the session: the descriptor has not been had yet
+			if n, err := r.Read(buf); n != 1 || err != nil { // by the session, before a function has had the descriptor
 				t.Fatal(n, err)
 			}
 			if err := sanconn.LeaveSAN(a); err != nil {
@@ -729,7 +734,7 @@ func TestNoMoveBehindUncounted(t *testing.T) {
 	}
 }
 
-// A deadline comes before what Peek has left to be read.
+// A deadline takes precedence over bytes that Peek has left unread.
 func TestCountedReadBehindPeek(t *testing.T) {
 	a, b, _ := onTCPPair(t, newconn.Config{})
 	r := countedOf(t, b)
@@ -752,12 +757,12 @@ func TestCountedReadBehindPeek(t *testing.T) {
 	}
 }
 
-// Wherever the connection is on its way, or on its way back, the peer's Close is the end of its stream,
-// and a reset is none.
+// At each stage of a move, and of the way back, the peer's Close is the end of the stream, and a reset
+// is not.
 func TestCountedReadEndsOnTheWay(t *testing.T) {
 	buf := make([]byte, 10)
 	moved := false
-	for i := range 300 { // with the race detector some are caught at the wrong moment
+	for i := range 300 { // with the race detector some runs end at the wrong moment
 		for of := range 4 {
 			resets, waits := of&1 != 0, of&2 != 0
 			a, b := pipe(t, moving, nil)
@@ -786,7 +791,8 @@ func TestCountedReadEndsOnTheWay(t *testing.T) {
 	}
 }
 
-// It returns what a RawConn's Read of net returns, and its function finds what syscall.Read does.
+// A counted Read returns what a RawConn's Read of net returns, and its function finds what syscall.Read
+// returns on TCP.
 func TestCountedReadEnds(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		buf := make([]byte, 10)
@@ -794,7 +800,7 @@ func TestCountedReadEnds(t *testing.T) {
 			what  string
 			ends  func(a, b *sanconn.Conn)
 			want  error
-			later error // of a Read behind it
+			later error // of the next Read
 		}{
 			{"the peer's CloseWrite", func(a, _ *sanconn.Conn) { a.CloseWrite() }, io.EOF, io.EOF},
 			{"the peer's Close", func(a, _ *sanconn.Conn) { a.Close() }, io.EOF, io.EOF},
@@ -829,8 +835,8 @@ func TestCountedReadEnds(t *testing.T) {
 	})
 }
 
-// What the connection has learnt of one function does not mislead another: it is shown TCP's
-// descriptor, to which the connection goes back for it.
+// What the connection has learned about one function does not affect another: that one gets TCP's
+// descriptor, for which the connection goes back to TCP.
 func TestUncountedBehindCounted(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -856,8 +862,8 @@ func TestUncountedBehindCounted(t *testing.T) {
 	})
 }
 
-// all reads in one call of its function until it finds nothing or the end, and is called again until
-// then: got is what it has read.
+// all reads with one function, which reads in each call until it finds nothing or the end, and waits for
+// more until the end. It returns what was read.
 func (c counted) all(t *testing.T) (got string, err error) {
 	t.Helper()
 	buf := make([]byte, 100)
@@ -879,8 +885,8 @@ func (c counted) all(t *testing.T) (got string, err error) {
 	return got, err
 }
 
-// A function that reads on, in one call, gets what comes next each time: from the session, from TCP,
-// and what came back from the session in between; and the end behind all of it.
+// A function that reads several times in one call gets the next bytes each time, from the session, from
+// TCP, or from what came back, and the end after everything.
 func TestCountedReadsInOneCall(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		a, b := pipe(t, l, nil)
@@ -936,8 +942,8 @@ func TestCountedReadsInOneCall(t *testing.T) {
 	})
 }
 
-// The first one reads from a session that is there, at both ends, and both stay on it; one that looks
-// is shown what has come, by TCP, behind others that read.
+// The first counted Read on a session reads from the session, at both ends, and both stay on it. A
+// function that peeks, after others that read, is shown by TCP what has come.
 func TestCountedReadOnASession(t *testing.T) {
 	eachEndpoint(t, func(t *testing.T, l session.Limits) {
 		if l.Provider == moving.Provider {
@@ -966,12 +972,12 @@ func TestCountedReadOnASession(t *testing.T) {
 			t.Errorf("they were carried by %s, and are by %s and %s", carrier, a.Provider(), b.Provider())
 		}
 		a.Write([]byte("abc"))
-		if _, err := b.Peek(); err != nil { // it has come
+		if _, err := b.Peek(); err != nil { // until it has come
 			t.Fatal(err)
 		}
 		b.Discard(0)
 		if l.Provider == onTCP.Provider {
-			return // where Peek has taken it
+			return // Peek has taken the bytes from TCP
 		}
 		n := 0
 		if err := rb.raw.Read(func(fd uintptr) bool {
@@ -983,8 +989,8 @@ func TestCountedReadOnASession(t *testing.T) {
 	})
 }
 
-// A goroutine that has kept the descriptor's number reads beside a function that has it, as with net:
-// each byte goes to one of them.
+// A goroutine that has kept the descriptor's number may read at the same time as a function that has the
+// descriptor, as with net: each byte goes to one of them.
 func TestCountedReadBesideAnother(t *testing.T) {
 	const total = 1 << 20
 	a, b, _ := onTCPPair(t, newconn.Config{})
@@ -1007,7 +1013,7 @@ func TestCountedReadBesideAnother(t *testing.T) {
 	})
 	buf := make([]byte, 100)
 	for n.Load() < total {
-		b.SetReadDeadline(time.Now().Add(10 * time.Millisecond)) // the other may have read the last
+		b.SetReadDeadline(time.Now().Add(10 * time.Millisecond)) // the other goroutine may have read the last bytes
 		k, err := r.Read(buf)
 		n.Add(int64(k))
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {

@@ -17,8 +17,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// proposedInVain returns a connection that has proposed to move to a process which takes that, and never
-// answers, and TCP's other end.
+// proposedInVain returns a connection that has proposed a move to a process which takes the proposal and
+// never answers, and the other end of TCP.
 func proposedInVain(t *testing.T, limits session.Limits) (*sanconn.Conn, *net.TCPConn) {
 	t.Helper()
 	d, b, err := tcpPair()
@@ -44,8 +44,8 @@ func proposedInVain(t *testing.T, limits session.Limits) (*sanconn.Conn, *net.TC
 	return a, b
 }
 
-// Who was asked to move a connection, and is silent, keeps neither end of it from the other one: it may be
-// another process, of which the connection's own peer does not know.
+// If the process that got a proposal is silent, each end of the connection still finds the other's end:
+// that process may not be the connection's peer, which knows nothing of the proposal.
 func TestEndsBesideAProposalWithoutAnAnswer(t *testing.T) {
 	defer sanconn.SetSilentTimeout(10 * time.Millisecond)()
 	for _, e := range carriers[2:4] {
@@ -70,7 +70,7 @@ func TestEndsBesideAProposalWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// An answer that comes too late, while it is judged, does not count any more.
+// An answer is ignored if the proposal's time ends while the answer is judged.
 func TestAnAnswerBehindTheEndOfItsProposal(t *testing.T) {
 	defer sanconn.SetSilentTimeout(10 * time.Millisecond)()
 	d, b, err := tcpPair()
@@ -109,12 +109,12 @@ func TestAnAnswerBehindTheEndOfItsProposal(t *testing.T) {
 	close(judge)
 	asks.Abort()
 	<-asks.Closed()
-	if err := a.CloseWrite(); err != nil { // by TCP, and not by the session
+	if err := a.CloseWrite(); err != nil { // by TCP, not by the session
 		t.Error(err)
 	}
 }
 
-// movedIsAnError is the Life of a connection that is not to move.
+// movedIsAnError is the Life of a connection that must not move.
 type movedIsAnError struct {
 	connpair.Nobody
 	t *testing.T
@@ -122,7 +122,8 @@ type movedIsAnError struct {
 
 func (m movedIsAnError) Moved(provider string) { m.t.Errorf("it has moved to %s", provider) }
 
-// Each proposal has a time of its own, also one behind another that was refused while an end waited.
+// Each proposal has its full time, even one that follows another which was refused while an end of the
+// stream waited for it.
 func TestEachProposalIsBounded(t *testing.T) {
 	const silent = 500 * time.Millisecond
 	defer sanconn.SetSilentTimeout(silent)()
@@ -165,7 +166,7 @@ func TestEachProposalIsBounded(t *testing.T) {
 	if err := <-proposed; !errors.Is(err, connpair.ErrRefused) {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patience, func() error { // so that the first one's time is over much earlier
+	testenv.Eventually(t, patience, func() error { // so that the first one's time ends much earlier
 		if time.Since(began) < silent/2 {
 			return errors.New("too early")
 		}

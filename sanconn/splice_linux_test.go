@@ -20,7 +20,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// readByThisProcess is how many bytes its read system calls have brought; splice(2) brings none.
+// readByThisProcess returns how many bytes the process has read by system calls. splice(2) does not
+// count.
 func readByThisProcess(t *testing.T) (n int64) {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/io")
@@ -33,8 +34,8 @@ func readByThisProcess(t *testing.T) (n int64) {
 	return n
 }
 
-// A copy between connections on TCP, from a plain socket or to one, and to a file, is net's: by
-// splice, which brings no byte into the process.
+// Copies between connections on TCP, from or to a plain socket, and to a file go by splice, as in net,
+// which brings no byte into the process.
 func TestCopyBetweenSocketsIsSpliced(t *testing.T) {
 	const n = 16 << 20
 	for name, mk := range map[string]func(t *testing.T) (from io.Writer, src io.Reader, dst io.Writer, to io.Reader){
@@ -102,10 +103,11 @@ func TestCopyBetweenSocketsIsSpliced(t *testing.T) {
 	}
 }
 
-// A file on TCP is net's, by sendfile, which gives the socket the file's own pages: what is written
-// to these before they are read is what comes. A count of bytes would not tell: sendfile adds to it.
+// A copy of a file on TCP goes by sendfile, as in net. sendfile gives the socket the file's own pages,
+// so bytes that are written to them before the peer reads are what arrives. A count of read bytes would
+// not show it, because sendfile adds to it.
 func TestCopyOfAFileOnTCPIsSendfile(t *testing.T) {
-	const n = 16 << 10 // what the sockets take, without anybody who reads
+	const n = 16 << 10 // the sockets take it without a Read
 	a, b := pipe(t, onTCP, nil)
 	f := fileOf(t, make([]byte, n))
 	if m, err := io.Copy(a, f); m != n || err != nil {
@@ -125,7 +127,7 @@ func TestCopyOfAFileOnTCPIsSendfile(t *testing.T) {
 	}
 }
 
-// A copy on TCP to what cannot be spliced to has one buffer.
+// A copy on TCP to a writer that splice cannot reach uses one buffer.
 func TestCopyOnTCPHasOneBuffer(t *testing.T) {
 	a, b := pipe(t, onTCP, nil)
 	const n = 32 << 20
@@ -145,7 +147,7 @@ func TestCopyOnTCPHasOneBuffer(t *testing.T) {
 	}
 }
 
-// sockets are both ends of a stream socket of net's.
+// sockets returns both ends of a stream socket, as net's connections.
 func sockets(t *testing.T) (a, b net.Conn) {
 	a, b, err := socketsOf()
 	if err != nil {
@@ -158,8 +160,8 @@ func sockets(t *testing.T) (a, b net.Conn) {
 	return a, b
 }
 
-// A proxy between connections that move, and go back, in the middle of its copies, both ways,
-// loses no byte and passes each end of stream on.
+// A proxy whose connections move, and go back, in the middle of its copies in both directions loses no
+// byte, and passes on each end of stream.
 func TestProxyOfConnectionsThatMove(t *testing.T) {
 	var byTCP, all uint64
 	for seed := range uint64(20) {
@@ -181,7 +183,7 @@ func TestProxyOfConnectionsThatMove(t *testing.T) {
 					movePair(ctx, pair[0], pair[1], ea, eb, sessions{}) // fails once a stream has ended
 					cancel()
 					pause(r)
-					sanconn.LeaveSAN(pair[r.IntN(2)]) // likewise
+					sanconn.LeaveSAN(pair[r.IntN(2)]) // may fail likewise
 				}
 			})
 		}
@@ -232,7 +234,7 @@ func TestProxyOfConnectionsThatMove(t *testing.T) {
 	}
 }
 
-// A copy from a socket beside a loan, to a peer that has closed, is no whole one.
+// A copy from a socket fails if the peer has closed, even during a loan of room.
 func TestCopyBesideALoanBehindThePeersClose(t *testing.T) {
 	a, b := pipe(t, session.Limits{}, nil)
 	if _, err := a.Reserve(5); err != nil {

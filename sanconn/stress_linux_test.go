@@ -31,20 +31,21 @@ var (
 	stressSeed = flag.Uint64("conn.seed", 0, "the first of them; 0: a random one")
 )
 
-// TestStress has both ends of a connection use it in every way, at random, while it moves and
-// goes back, and checks each byte by its position. A stream that ends with io.EOF is whole.
+// TestStress uses a connection from both ends in every way, at random, while it moves and goes back, and
+// checks each byte by its position. A stream that ends with io.EOF is complete.
 func TestStress(t *testing.T) { stressed(t, *stressRuns, anyKind) }
 
-// TestLinksFail does so over shm, of which a link fails at one end, or at both: processes and TCP live on.
+// TestLinksFail does the same over shm. A link fails at one end or both, while the processes and TCP
+// live on.
 func TestLinksFail(t *testing.T) { stressed(t, (*stressRuns+1)/2, byLink) }
 
-// stressed has so many runs. kind: how each ends.
+// stressed makes that many runs, which end as kind determines.
 func stressed(t *testing.T, runs, kind int) {
 	first := *stressSeed
 	if first == 0 {
 		first = rand.Uint64() >> 32
 	}
-	var files [2]string // with a few tables each, so that a piece can begin at any place
+	var files [2]string // several copies of a table, so that a piece can begin anywhere in the first
 	for id, table := range stressTable {
 		files[id] = filepath.Join(t.TempDir(), "tables")
 		if err := os.WriteFile(files[id], bytes.Repeat(table, 8), 0o600); err != nil {
@@ -73,7 +74,8 @@ func stressed(t *testing.T, runs, kind int) {
 	}
 }
 
-// few are what a process makes but once: the idle poller, the runtime's poller, the socket of RawConns.
+// few is how many a process makes only once: the idle poller, the runtime's poller, the sockets of
+// RawConns.
 const few = 6
 
 // settles waits until there are no more of something than before.
@@ -101,28 +103,28 @@ const (
 	inOrder    = iota // both ends end their streams, and read to the end
 	byClose           // one end closes at some time
 	byReset           // … after SetLinger(0)
-	byDeath           // its process dies, and its kernel closes TCP
-	byCut             // the session fails for both, and TCP lives on
+	byDeath           // the process of one end dies, and its kernel closes TCP
+	byCut             // the session fails at both ends, and TCP lives on
 	byTCPReset        // TCP is reset at one end, and sessions live on
 	endKinds
-	byLink       // its link fails, and TCP lives on
-	anyKind = -1 // of endKinds
+	byLink       // the sessions' link fails, and TCP lives on
+	anyKind = -1 // any of the first endKinds
 )
 
 type stress struct {
 	t     *testing.T
-	files [2]string  // from which ends copy
-	rand  *rand.Rand // of the goroutine that has it
+	files [2]string  // from which the ends copy
+	rand  *rand.Rand // used by one goroutine
 	what  string
 	ends  [2]*stressEnd
 	kind  int
-	ender int             // the end that begins it
-	over  context.Context // until both streams have been written and read
-	link  *link           // of byLink
-	moved bool            // both ends have agreed to
+	ender int             // the end that ends the run
+	over  context.Context // done when both streams have been written and read
+	link  *link           // for byLink
+	moved bool            // both ends have agreed to a move
 
 	mu  sync.Mutex          // guards what follows
-	eps [2][]*twin.Endpoint // of its sessions: one may live on beside a move that comes to nothing
+	eps [2][]*twin.Endpoint // of its sessions; one may outlive a move that has failed
 	log []string
 }
 
@@ -131,22 +133,21 @@ type stressEnd struct {
 	*stress
 	id      int
 	c       *sanconn.Conn
-	counts  counted      // the same
-	written atomic.Int64 // bytes that were taken from it
+	counts  counted      // c read by a function that counts
+	written atomic.Int64 // bytes that its Writes have taken
 	read    int64
-	total   int64        // to be written
+	total   int64        // bytes to be written
 	died    atomic.Int64 // 1 + bytes written when its process died; 0: it has not
 	closed  atomic.Bool
-	shut    bool        // it ends its reading direction early
-	unsure  bool        // how many bytes were sent
-	pinned  atomic.Bool // its program has had the descriptor: the end may be that of a peer that died, or was cut off
-	told    bool        // a Write has had the error: TCP tells a reset but once, and then io.EOF
+	shut    bool        // the program ends the reading direction early
+	unsure  bool        // it is not known how many bytes were sent
+	pinned  atomic.Bool // the program has had the descriptor, so io.EOF may come from a peer that died or was cut off
+	told    bool        // a Write has returned the error: TCP returns a reset only once, and then io.EOF
 	readErr error
-	ended   atomic.Bool // its program has ended its stream
+	ended   atomic.Bool // the program has ended its stream
 }
 
-// stressTable is what is written, again and again; its length is a prime, so that no size of
-// any buffer hides a shift.
+// stressTable is written repeatedly. Its length is a prime, so that no buffer size hides a shift.
 var stressTable = func() (tables [2][]byte) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for i := range tables {
@@ -158,7 +159,7 @@ var stressTable = func() (tables [2][]byte) {
 	return tables
 }()
 
-// bytesAt are n bytes of an end's stream.
+// bytesAt returns n bytes of an end's stream.
 func bytesAt(id int, at, n int64) []byte {
 	table := stressTable[id]
 	b := make([]byte, 0, n)
@@ -191,7 +192,7 @@ func (s *stress) run() {
 		e := &stressEnd{stress: &stress{t: s.t, rand: rand.New(rand.NewPCG(r.Uint64(), 1))}, id: i, c: c, counts: countedOf(s.t, c)}
 		e.total = r.Int64N(1 << (10 + r.IntN(12)))
 		if s.kind == byLink {
-			e.total <<= 3 // a move takes a while
+			e.total <<= 3 // because a move takes a while
 		}
 		e.shut = r.IntN(20) == 0 && s.kind != inOrder && s.kind != byTCPReset
 		s.ends[i] = e
@@ -252,8 +253,8 @@ func (s *stress) run() {
 	}
 }
 
-// promised is how many bytes the other end must have read that reads io.EOF. What a process
-// writes here after its death is a ghost's.
+// promised returns how many bytes the other end must have read when it reads io.EOF. What this test
+// writes after the process has died does not count.
 func (e *stressEnd) promised() int64 {
 	if n := e.died.Load(); n > 0 {
 		return n - 1
@@ -267,7 +268,7 @@ func (s *stress) logf(format string, args ...any) {
 	s.log = append(s.log, fmt.Sprintf(format, args...))
 }
 
-// pause lets the others get on.
+// pause lets other goroutines run.
 func pause(r *rand.Rand) {
 	switch r.IntN(3) {
 	case 0:
@@ -278,7 +279,7 @@ func pause(r *rand.Rand) {
 	}
 }
 
-// move moves the connection again and again.
+// move moves the connection several times.
 func (s *stress) move(r *rand.Rand) {
 	for range 1 + r.IntN(4) {
 		for range r.IntN(4) {
@@ -291,7 +292,7 @@ func (s *stress) move(r *rand.Rand) {
 			s.logf("no session: %v", err)
 			continue
 		}
-		cfgs := session.Config{CloseTimeout: patience, CancelTimeout: patience} // a peer that has no processor for a while takes it all yet
+		cfgs := session.Config{CloseTimeout: patience, CancelTimeout: patience} // a peer that gets no processor for a while still has time to take everything
 		err = movePair(s.over, s.ends[d].c, s.ends[1-d].c, ea, eb, sessions{Dialer: cfgs, Acceptor: cfgs})
 		s.logf("moved by %d to %+v: %v", d, limits, err)
 		s.moved = s.moved || err == nil
@@ -303,7 +304,7 @@ func (s *stress) move(r *rand.Rand) {
 	}
 }
 
-// pair makes what a session goes by, which end d dials.
+// pair makes the endpoints of a session that end d dials.
 func (s *stress) pair(d int, limits session.Limits) (a, b session.Endpoint, err error) {
 	if s.link != nil {
 		s.link.once.Do(func() { close(s.link.used) })
@@ -316,7 +317,7 @@ func (s *stress) pair(d int, limits session.Limits) (a, b session.Endpoint, err 
 	return ea, eb, nil
 }
 
-// leave has the connection go back to TCP.
+// leave makes the connection go back to TCP.
 func (e *stressEnd) leave(s *stress, r *rand.Rand) {
 	for range 1 + r.IntN(4) {
 		for range r.IntN(10) {
@@ -353,7 +354,7 @@ func (e *stressEnd) leave(s *stress, r *rand.Rand) {
 	}
 }
 
-// end ends the connection, unless that is in order.
+// end ends the connection, unless it ends in order.
 func (s *stress) end(r *rand.Rand) {
 	if s.kind == inOrder {
 		return
@@ -393,7 +394,7 @@ func (s *stress) end(r *rand.Rand) {
 	case byTCPReset:
 		cutTCP(s.t, e.c)
 	case byLink:
-		ends := 1 + r.IntN(3) // a set of them
+		ends := 1 + r.IntN(3) // a set of ends
 		for role := range 2 {
 			if ends&(1<<role) != 0 {
 				s.logf("the link fails at its end %d: %v", role, s.link.fail(role))
@@ -421,7 +422,8 @@ func (e *stressEnd) close() {
 	}
 }
 
-// goesOn reports whether an error is only a deadline's. It checks that it is one that may be.
+// goesOn reports whether an error, if any, is only a deadline's. It checks that any other one is allowed
+// in this kind of run.
 func (e *stressEnd) goesOn(s *stress, what string, err error) bool {
 	switch {
 	case err == nil, errors.Is(err, os.ErrDeadlineExceeded):
@@ -446,7 +448,7 @@ func deadlineOf(r *rand.Rand, set func(time.Time) error) {
 	}
 }
 
-// write writes it all, in every way.
+// write writes all bytes, in every way.
 func (e *stressEnd) write(s *stress, r *rand.Rand) {
 	c := e.c
 	for e.written.Load() < e.total {
@@ -478,7 +480,7 @@ func (e *stressEnd) write(s *stress, r *rand.Rand) {
 				if r.IntN(8) == 0 {
 					m = 0
 				}
-				c.SetWriteDeadline(time.Time{}) // or nobody knows how much of it was sent
+				c.SetWriteDeadline(time.Time{}) // otherwise it would not be known how many bytes were sent
 				if err = c.Commit(m); err == nil {
 					k = int64(m)
 				} else {
@@ -512,7 +514,7 @@ func (e *stressEnd) write(s *stress, r *rand.Rand) {
 	}
 }
 
-// behindAReset goes on where a Write has found a reset of TCP, and may not have any effect.
+// behindAReset continues after a Write has found a reset of TCP. Its calls must have no effect.
 func (e *stressEnd) behindAReset(s *stress, r *rand.Rand) {
 	e.c.SetWriteDeadline(time.Time{})
 	for range r.IntN(4) {
@@ -535,7 +537,7 @@ func pauseSometimes(r *rand.Rand) {
 	}
 }
 
-// fromFile copies from a file that has the end's bytes.
+// fromFile copies from a file with the end's bytes.
 func (e *stressEnd) fromFile(s *stress, at, n int64) (int64, error) {
 	f, err := os.Open(s.files[e.id])
 	if err != nil {
@@ -546,7 +548,7 @@ func (e *stressEnd) fromFile(s *stress, at, n int64) (int64, error) {
 	return e.c.ReadFrom(io.LimitReader(f, n))
 }
 
-// fromSocket copies from a socket. What it has taken from there and not sent is lost.
+// fromSocket copies from a socket. Bytes that were taken from there and not sent are lost.
 func (e *stressEnd) fromSocket(at, n int64) (int64, error) {
 	from, to, err := socketsOf()
 	if err != nil {
@@ -609,7 +611,7 @@ func (e *stressEnd) readAll(s *stress, peer *stressEnd, r *rand.Rand) {
 				err = c.Discard(n)
 			}
 		case 2:
-			e.pinned.Store(true) // as by Control: see readElsewhere
+			e.pinned.Store(true) // as for Control: see readElsewhere
 			err = e.rawRead(s, peer.id, r)
 		case 3:
 			_, err = c.WriteTo(sink(func(b []byte) (int, error) {
@@ -627,7 +629,7 @@ func (e *stressEnd) readAll(s *stress, peer *stressEnd, r *rand.Rand) {
 		case 5:
 			b := make([]byte, 1+r.IntN(1<<(1+r.IntN(17))))
 			var n int
-			if n, err = e.counts.Read(b); unreadLeft(err) { // until it is known to read by syscall.Read
+			if n, err = e.counts.Read(b); unreadLeft(err) { // until it is known that the function reads by syscall.Read
 				err = nil
 			}
 			e.check(s, peer.id, b[:n])
@@ -663,7 +665,7 @@ func (e *stressEnd) check(s *stress, id int, b []byte) {
 	e.read += int64(len(b))
 }
 
-// rawRead reads as a pool does, or waits until there is something.
+// rawRead reads or peeks once with the descriptor, as a pool does.
 func (e *stressEnd) rawRead(s *stress, id int, r *rand.Rand) error {
 	raw, err := e.c.SyscallConn()
 	if err != nil {
@@ -697,13 +699,13 @@ func (e *stressEnd) rawRead(s *stress, id int, r *rand.Rand) error {
 	return nil
 }
 
-// unreadLeft reports whether a RawConn's Read would have to leave bytes unread that it cannot show:
-// those behind a Peek, or what came back.
+// unreadLeft reports whether a RawConn's Read has failed because there are unread bytes that it cannot
+// show: those of a Peek, or what came back.
 func unreadLeft(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "have not been read")
 }
 
-// toSocket copies to a socket, until the deadline.
+// toSocket copies to a socket until a deadline.
 func (e *stressEnd) toSocket(s *stress, id int, r *rand.Rand) error {
 	from, to, err := socketsOf()
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// On TCP a WriteUrgent waits for the connection to move until the write deadline at most, and
-// without one for a second.
+// On TCP a WriteUrgent waits until the connection has moved, at most until the write deadline, or for a
+// second if there is none.
 func TestUrgentDeadlineOnTCP(t *testing.T) {
 	a, _, _ := onTCPPair(t, newconn.Config{})
 	if a.Provider() != "tcp" {
@@ -44,8 +44,8 @@ func TestUrgentDeadlineOnTCP(t *testing.T) {
 	}
 }
 
-// A WriteUrgent begins one move: an attempt that fails meanwhile, and is to be made again behind more use, is
-// not made again by it.
+// A WriteUrgent begins only one move: if an attempt fails meanwhile, the next one is due only after more
+// use of the connection.
 func TestUrgentDataBeginsOneMove(t *testing.T) {
 	var used atomic.Int32
 	life := failing{using{ending{nil, false}, func() { used.Add(1) }}}
@@ -63,7 +63,7 @@ func TestUrgentDataBeginsOneMove(t *testing.T) {
 	}
 }
 
-// failing is using where each attempt has failed at once.
+// failing is using in which each attempt has failed at once.
 type failing struct{ using }
 
 func (f failing) Used(h newconn.Handle, urgent bool) {
@@ -71,7 +71,7 @@ func (f failing) Used(h newconn.Handle, urgent bool) {
 	h.CallUse(1 << 20)
 }
 
-// Urgent data that is to be sent while the connection goes back to TCP has it move again.
+// Urgent data that is to be sent while the connection goes back to TCP makes it move again.
 func TestUrgentDataWhileItGoesBack(t *testing.T) {
 	var used atomic.Int32
 	life := using{ending{nil, false}, func() { used.Add(1) }}
@@ -88,12 +88,12 @@ func TestUrgentDataWhileItGoesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Write([]byte("x"))
-	if _, err := a.Peek(); err != nil { // which the way back waits for
+	if _, err := a.Peek(); err != nil { // the way back waits for the end of this loan
 		t.Fatal(err)
 	}
 	sanconn.Starve(b)
 	awaitLeaving(t, a)
-	testenv.Eventually(t, patience, func() error { // till then it goes by the session
+	testenv.Eventually(t, patience, func() error { // before that, urgent data would go by the session
 		if a.Provider() != "tcp" {
 			return errors.New("its Writes have not been taken from the session")
 		}
@@ -106,7 +106,7 @@ func TestUrgentDataWhileItGoesBack(t *testing.T) {
 		urgent <- err
 	}()
 	a.Discard(1)
-	if err := <-urgent; !errors.Is(err, errors.ErrUnsupported) { // nobody moves it
+	if err := <-urgent; !errors.Is(err, errors.ErrUnsupported) { // nothing moves the connection
 		t.Error(err)
 	}
 	if used.Load() == before {
@@ -114,7 +114,7 @@ func TestUrgentDataWhileItGoesBack(t *testing.T) {
 	}
 }
 
-// Urgent data that has come can be read when either end has gone back to TCP.
+// Urgent data that has come can be read even after either end has gone back to TCP.
 func TestUrgentDataBehindTheWayBack(t *testing.T) {
 	for _, l := range []session.Limits{{}, {Window: 32}} {
 		a, b := pipe(t, l, nil)
@@ -128,7 +128,7 @@ func TestUrgentDataBehindTheWayBack(t *testing.T) {
 		}
 		awaitLeft(t, b)
 		select {
-		case <-b.Urgent(): // though on TCP, where else nothing comes
+		case <-b.Urgent(): // even on TCP, where no urgent data comes
 		default:
 			t.Error("not told of urgent data")
 		}
@@ -145,7 +145,7 @@ func TestUrgentDataBehindTheWayBack(t *testing.T) {
 	}
 }
 
-// awaitUrgent waits as WriteUrgent does, for an hour at most, in the background.
+// awaitUrgent waits as WriteUrgent does, but for up to an hour, in the background.
 func awaitUrgent(a *sanconn.Conn) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- sanconn.AwaitUrgent(time.Now().Add(time.Hour), a) }()
@@ -163,8 +163,8 @@ func within(t *testing.T, done <-chan error) error {
 	}
 }
 
-// A WriteUrgent waits while both ends have agreed, and not all of TCP has been read, but not for a session
-// that has ended, nor beyond Close.
+// A WriteUrgent waits after both ends have agreed until all bytes of TCP have been read, but not longer
+// than until the session has ended or Close is called.
 func TestWhatUrgentDataWaitsFor(t *testing.T) {
 	for _, what := range []string{"read", "killed", "closed"} {
 		a, b, err := newPair(newconn.Config{}, newconn.Config{})
@@ -213,7 +213,7 @@ func TestWhatUrgentDataWaitsFor(t *testing.T) {
 	}
 }
 
-// The error of a session that cannot send urgent data any more is that of WriteUrgent.
+// WriteUrgent returns the error of a session that cannot send urgent data any more.
 func TestUrgentDataOnASessionThatHasEnded(t *testing.T) {
 	a, _ := pipe(t, session.Limits{}, nil)
 	if err := a.CloseWrite(); err != nil {
@@ -226,7 +226,7 @@ func TestUrgentDataOnASessionThatHasEnded(t *testing.T) {
 	}
 }
 
-// Urgent data that has come behind another move takes the place of what was kept from before that.
+// Urgent data that comes after another move replaces what was kept from before.
 func TestUrgentDataBehindAnotherMove(t *testing.T) {
 	a, b := pipe(t, session.Limits{}, nil)
 	if _, err := a.WriteUrgent([]byte("old")); err != nil {
@@ -242,7 +242,7 @@ func TestUrgentDataBehindAnotherMove(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := newconn.HandleOf(a).Moved(ctx); err != nil { // or it might take more than WriteUrgent waits
+	if err := newconn.HandleOf(a).Moved(ctx); err != nil { // otherwise the move might take longer than WriteUrgent waits
 		t.Fatal(err)
 	}
 	if _, err := a.WriteUrgent([]byte("new")); err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// callsAt is an endpoint that calls act just before the session's at-th call of it, from the moment
-// that it is on.
+// callsAt is an endpoint that calls act just before the session's at-th call of it, counted from the
+// time that on is set.
 type callsAt struct {
 	*twin.Endpoint
 	on    atomic.Bool
@@ -69,8 +69,8 @@ func (e *callsAt) Retire() {
 	e.Endpoint.Retire()
 }
 
-// besideClose are the methods that may be called beside Close. failing: also those that end the session
-// with an error, behind which others do not look at the endpoint.
+// besideClose returns calls of the methods that may run beside Close. With failing, they include those
+// that end the session with an error, after which other methods do not use the endpoint.
 func besideClose(s *session.Session, negotiated, failing bool) []func() {
 	calls := []func(){
 		func() {
@@ -132,12 +132,12 @@ func besideClose(s *session.Session, negotiated, failing bool) []func() {
 	)
 }
 
-// All methods are called while a session ends, and after it. None uses the endpoint beyond its
-// contract, which the twin reports, or waits for good.
+// All methods are called while a session ends, and after it has. None of them may use the endpoint
+// against its contract, which the twin reports, or wait for ever.
 func TestMethodsBesideClose(t *testing.T) {
 	const (
-		mostCalls = 40  // that an end makes of its endpoint
-		turns     = 300 // for those beside it to come to their own
+		mostCalls = 40  // that the end of a session makes to its endpoint
+		turns     = 300 // so that the other goroutines reach their own calls
 	)
 	for how, end := range map[string]func(*session.Session) error{
 		"Close":       (*session.Session).Close,
@@ -169,7 +169,7 @@ func TestMethodsBesideClose(t *testing.T) {
 									f()
 								}()
 							}
-							for range turns { // not a wait: the session may hold a lock
+							for range turns { // it does not wait for them: the session may hold a lock
 								runtime.Gosched()
 							}
 						}

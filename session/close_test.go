@@ -13,7 +13,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// E1: each direction ends on its own.
+// E1: each direction ends by itself.
 func TestEachDirectionEndsOnItsOwn(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{})
@@ -32,7 +32,7 @@ func TestEachDirectionEndsOnItsOwn(t *testing.T) {
 		}
 		_, err := a.Write([]byte("x"))
 		wantErr(t, "Write after CloseWrite", err, session.ErrClosed)
-		for range 3 { // the other direction lives
+		for range 3 { // the other direction still works
 			w := goWrite(b, pattern(100_000))
 			readFull(t, a, 100_000)
 			if r := within(t, w); r.err != nil {
@@ -43,7 +43,7 @@ func TestEachDirectionEndsOnItsOwn(t *testing.T) {
 	})
 }
 
-// E2: Close ends what waits.
+// E2: Close ends calls that wait.
 func TestCloseEndsWaiting(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, _, ea, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1, CloseTimeout: time.Second})
@@ -75,8 +75,8 @@ func TestCloseEndsWaiting(t *testing.T) {
 	})
 }
 
-// What was written before Close arrives, and then io.EOF, though Close returns
-// before the peer has read any of it.
+// What was written before Close arrives, followed by io.EOF, even if Close has returned before the peer
+// has read any of it.
 func TestCloseDelivers(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		const size = 50_000
@@ -103,8 +103,7 @@ func TestCloseDelivers(t *testing.T) {
 	})
 }
 
-// As with TCP: Close with data that was not read is a reset, behind what was
-// written.
+// As with TCP, Close with unread data is a reset, which the peer finds after what was written.
 func TestCloseWithUnreadDataIsAReset(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{})
@@ -114,7 +113,7 @@ func TestCloseWithUnreadDataIsAReset(t *testing.T) {
 		if _, err := a.Write(pattern(2000)); err != nil {
 			t.Fatal(err)
 		}
-		pass(2 * latency) // it is here, and nobody has looked
+		pass(2 * latency) // it has arrived, and nobody has read it
 		a.Close()
 		got, err := io.ReadAll(readerOf(b))
 		wantErr(t, "reading to the end", err, syscall.ECONNRESET)
@@ -124,7 +123,7 @@ func TestCloseWithUnreadDataIsAReset(t *testing.T) {
 	})
 }
 
-// Close behind CloseWrite still tells the peer that nothing is read any more.
+// Close after CloseWrite still tells the peer that this end reads no more.
 func TestCloseFollowsCloseWrite(t *testing.T) {
 	for name, cfg := range map[string]twin.Config{"messages": messages, "ring": ring} {
 		t.Run(name, func(t *testing.T) {
@@ -141,7 +140,7 @@ func TestCloseFollowsCloseWrite(t *testing.T) {
 	}
 }
 
-// A session that is closed ends with its peer, and does not wait for CloseTimeout.
+// A session that is closed ends as soon as its peer has ended, without waiting for CloseTimeout.
 func TestCloseEndsWithThePeer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, e, p := negotiated(t, messages, session.Config{CloseTimeout: time.Hour})
@@ -158,7 +157,7 @@ func TestCloseEndsWithThePeer(t *testing.T) {
 	})
 }
 
-// A session is closed when its background goroutines have ended.
+// Closed is signalled only when the session's background goroutines have ended.
 func TestClosedWaitsForWorkers(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		began := make(chan struct{}, 10)
@@ -177,8 +176,7 @@ func TestClosedWaitsForWorkers(t *testing.T) {
 	})
 }
 
-// A session that has given its endpoint back calls nothing of it any more, whatever is
-// called.
+// A session that has retired its endpoint does not call it any more, whichever method is called.
 func TestAClosedSessionLeavesItsEndpointAlone(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		for name, end := range map[string]func(*session.Session){
@@ -218,11 +216,10 @@ func TestAClosedSessionLeavesItsEndpointAlone(t *testing.T) {
 	})
 }
 
-// While Close goes on delivering to a peer that is silent, no other call waits for
-// that.
+// While Close goes on delivering to a silent peer, no other call waits for that.
 func TestNoCallWaitsWhileCloseDelivers(t *testing.T) {
 	for name, cfg := range map[string]twin.Config{"messages": messages, "by read": byRead, "buffered": buffered} {
-		for _, after := range []time.Duration{time.Millisecond, time.Minute} { // Close itself waits, or no more
+		for _, after := range []time.Duration{time.Millisecond, time.Minute} { // while Close itself waits, and after it has returned
 			t.Run(fmt.Sprint(name, " ", after), func(t *testing.T) {
 				inBubble(t, func(t *testing.T) {
 					s, e, _ := negotiated(t, cfg, session.Config{CloseTimeout: time.Hour, KeepAlive: -1})
@@ -261,8 +258,8 @@ func TestNoCallWaitsWhileCloseDelivers(t *testing.T) {
 	}
 }
 
-// Close waits for a peer that reads slowly: the process may end afterwards, and what it
-// holds would be lost.
+// Close waits for a peer that reads slowly: the process may end afterwards, and bytes that it still has
+// would be lost.
 func TestCloseWaitsForASlowReader(t *testing.T) {
 	for _, tt := range []struct {
 		name       string
@@ -272,7 +269,7 @@ func TestCloseWaitsForASlowReader(t *testing.T) {
 	}{
 		{"read by RDMA", buffered, session.Config{}, 500_000, 2000},
 		{"messages", messages, session.Config{}, 500_000, 2000},
-		// All of both buffers is full; a quarter of the inbox takes more than closeWait.
+		// Both buffers are full; reading a quarter of the inbox takes longer than closeWait.
 		{"inbox", buffered, session.Config{Threshold: -1, SendBudget: 4 << 20, ReceiveBudget: 4 << 20}, 8 << 20, 10_000},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -312,7 +309,7 @@ func TestCloseWaitsForASlowReader(t *testing.T) {
 	}
 }
 
-// A peer that writes, but does not read, does not hold up Close.
+// A peer that writes but does not read does not delay Close.
 func TestCloseDoesNotWaitForAPeerThatOnlyWrites(t *testing.T) {
 	for name, cfg := range map[string]twin.Config{"buffered": buffered, "messages": messages} {
 		t.Run(name, func(t *testing.T) {
@@ -342,7 +339,8 @@ func TestCloseDoesNotWaitForAPeerThatOnlyWrites(t *testing.T) {
 	}
 }
 
-// A peer that does not read does not hold up Close for long, nor its memory for ever.
+// A peer that does not read does not delay Close for long, and the endpoint is released after
+// CloseTimeout.
 func TestCloseDoesNotWaitForAPeerThatDoesNotRead(t *testing.T) {
 	for name, cfg := range map[string]twin.Config{"by read": byRead, "messages": messages} {
 		t.Run(name, func(t *testing.T) {
@@ -369,8 +367,8 @@ func TestCloseDoesNotWaitForAPeerThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// A Write that waits for a peer which closes fails, whichever way its bytes go:
-// they were not thrown away behind its back.
+// A Write that waits fails when the peer closes, whichever way its bytes go: they are never discarded
+// unnoticed.
 func TestAWriteFailsWhenThePeerCloses(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1})
@@ -379,7 +377,7 @@ func TestAWriteFailsWhenThePeerCloses(t *testing.T) {
 		readFull(t, b, 100_000)
 		b.Close()
 		x := within(t, w)
-		wantErr(t, "Write", x.err, syscall.ECONNRESET) // what it wrote is unread
+		wantErr(t, "Write", x.err, syscall.ECONNRESET) // what the peer wrote is unread
 		_, err := a.Write(pattern(10))
 		wantErr(t, "the next", err, syscall.EPIPE)
 		if x.n < 100_000 || x.n >= size {
@@ -388,7 +386,7 @@ func TestAWriteFailsWhenThePeerCloses(t *testing.T) {
 	})
 }
 
-// The peer of Abort finds ECONNRESET in what waits.
+// Abort ends the calls that wait at the peer with ECONNRESET.
 func TestAbortResets(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1})
@@ -404,7 +402,7 @@ func TestAbortResets(t *testing.T) {
 	})
 }
 
-// Abort ends what Close goes on delivering.
+// Abort ends a delivery that Close has begun.
 func TestAbortEndsTheDelivery(t *testing.T) {
 	for name, cfg := range map[string]twin.Config{"messages": messages, "buffered": buffered, "ring": ring} {
 		t.Run(name, func(t *testing.T) {
@@ -428,9 +426,8 @@ func TestAbortEndsTheDelivery(t *testing.T) {
 	}
 }
 
-// Write and CloseWrite, when the connection is aborted between their looks at the
-// session's state and at the endpoint's, fail with ErrClosed, and not with the
-// endpoint's error.
+// If the connection is aborted after Write or CloseWrite has looked at the session's state and before it
+// looks at the endpoint's, the call fails with ErrClosed, not with the endpoint's error.
 func TestAbortInTheMiddleOfACall(t *testing.T) {
 	for name, f := range map[string]func(*session.Session) error{
 		"Write":      func(s *session.Session) error { _, err := s.Write(make([]byte, 1<<20)); return err },
@@ -461,7 +458,7 @@ func TestAbortInTheMiddleOfACall(t *testing.T) {
 	}
 }
 
-// Over uses the endpoint no more once that was retired.
+// Over does not use the endpoint after it was retired.
 func TestOverAfterClose(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, _, ea, _ := pair(t, cfg, session.Config{})
@@ -476,8 +473,8 @@ func TestOverAfterClose(t *testing.T) {
 	})
 }
 
-// Close and Abort are acknowledged at once, or their sender would keep its endpoint until
-// CloseTimeout; not on a ring.
+// Close and Abort are acknowledged at once, as their sender keeps its endpoint until then, or until
+// CloseTimeout. On a ring there is no acknowledgement.
 func TestTheEndIsAcknowledged(t *testing.T) {
 	for name, end := range map[string]byte{"Close": tClose, "Abort": tAbort} {
 		t.Run(name, func(t *testing.T) {
@@ -495,10 +492,10 @@ func TestTheEndIsAcknowledged(t *testing.T) {
 	}
 }
 
-// Delivered is true where the peer has confirmed the end, or has read the whole stream.
+// Delivered is true if the peer has acknowledged the end, or has read the whole stream.
 func TestDelivered(t *testing.T) {
 	for name, tt := range map[string]struct {
-		answer []byte // of the peer, to Close
+		answer []byte // the peer's reply to Close
 		want   bool
 	}{
 		"confirmed":        {[]byte{tCloseAck}, true},

@@ -9,8 +9,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Control messages cost credit too: a peer that gives none gets no more than it
-// has buffers for, and the rest when it gives some.
+// Control messages cost credit too: a peer that grants none gets as many as it has receive buffers for,
+// and the rest when it grants more.
 func TestControlKeepsToItsCredit(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		_, _, p := negotiated(t, messages, session.Config{KeepAlive: -1})
@@ -21,7 +21,7 @@ func TestControlKeepsToItsCredit(t *testing.T) {
 				if m == nil {
 					return n
 				}
-				p.dropped = 0 // says that nothing was dealt with
+				p.dropped = 0 // so that no message grants credit
 				if m[0] == tPong {
 					n++
 				}
@@ -34,7 +34,7 @@ func TestControlKeepsToItsCredit(t *testing.T) {
 			}
 			pass(time.Millisecond)
 		}
-		if got := pongs(); got != granted-1 { // Negotiate was one
+		if got := pongs(); got != granted-1 { // Negotiate used one
 			t.Errorf("%d answers with %d credits, one of them used", got, granted)
 		}
 		p.dropped = uint32(granted)
@@ -46,7 +46,7 @@ func TestControlKeepsToItsCredit(t *testing.T) {
 	})
 }
 
-// Control leaves the credit of a message that is lent, which is sent when the loan ends.
+// Control messages leave a credit for a lent message, which is sent when the loan ends.
 func TestControlLeavesALoanItsCredit(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, messages, session.Config{KeepAlive: -1})
@@ -64,16 +64,17 @@ func TestControlLeavesALoanItsCredit(t *testing.T) {
 		}
 		came := 0
 		for m := p.recv(); m != nil; m = p.recv() {
-			p.dropped = 0 // no word of what was dealt with
+			p.dropped = 0 // so that no message grants credit
 			came++
 		}
-		if came != granted-1 { // Negotiate was one
+		if came != granted-1 { // Negotiate used one
 			t.Errorf("%d messages with %d credits, one of them used", came, granted)
 		}
 	})
 }
 
-// Data leaves the credits that are reserved for control, which has to pass it.
+// Data leaves the credits that are reserved for control messages, which must get through while data
+// waits.
 func TestDataLeavesControlItsCredit(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, messages, session.Config{KeepAlive: -1})
@@ -81,23 +82,23 @@ func TestDataLeavesControlItsCredit(t *testing.T) {
 		goWrite(s, pattern(1<<20))
 		data := 0
 		for m := p.recv(); m != nil; m = p.recv() {
-			p.dropped = 0 // no word of what was dealt with
+			p.dropped = 0 // so that no message grants credit
 			if m[0] == tData {
 				data++
 			}
 		}
-		if want := granted - 1 - session.ControlReserve; data != want { // Negotiate was one
+		if want := granted - 1 - session.ControlReserve; data != want { // Negotiate used one
 			t.Errorf("%d messages of data with %d credits, one of them used; want %d", data, granted, want)
 		}
 	})
 }
 
-// Control that becomes due while nobody is in a Read or Write, and finds no room, goes
-// as soon as there is some.
+// A control message that becomes due while no Read or Write is in progress, and for which there is no
+// room, is sent as soon as there is room.
 func TestControlThatFindsNoRoomGoesLater(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		const cost = 8                                                       // of a message in the ring, beside its bytes
-		const reserve = session.ControlReserve * (session.MaxControl + cost) // which data leaves
+		const cost = 8                                                       // in the ring for each message, in addition to its bytes
+		const reserve = session.ControlReserve * (session.MaxControl + cost) // that data leaves free
 		cfg := ring
 		cfg.QueueBytes = 4*(cfg.Limits.MaxMessage+cost) + reserve + cost
 		s, _, p := negotiated(t, cfg, session.Config{})
@@ -105,11 +106,11 @@ func TestControlThatFindsNoRoomGoesLater(t *testing.T) {
 		pass(time.Second)
 		s.InterruptWrite(true)
 		within(t, w)
-		p.send(tData, 0, 1) // this and the next use up what it was armed for: the idle poller alone looks
+		p.send(tData, 0, 1) // this and the next Data use up what the session was armed for, so that only the idle poller looks
 		p.expect(tData)
 		pass(10 * latency)
 		s.InterruptWrite(false)
-		writeAll(t, s, pattern(cfg.Limits.MaxMessage-header), cfg.Limits.MaxMessage) // and it is full again
+		writeAll(t, s, pattern(cfg.Limits.MaxMessage-header), cfg.Limits.MaxMessage) // the ring is full again
 		const asked = reserve/(header+cost) + session.ControlReserve
 		for range asked {
 			if !p.send(tPing, 0) {
@@ -129,8 +130,8 @@ func TestControlThatFindsNoRoomGoesLater(t *testing.T) {
 	})
 }
 
-// Control that becomes due by a Read's last poll before it sleeps, and finds no room,
-// makes the Read wait for room too.
+// If a control message becomes due by a Read's last poll before it sleeps, and there is no room for it,
+// the Read waits for room too.
 func TestControlDueBeforeSleepWaitsForRoom(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := messages
@@ -141,8 +142,8 @@ func TestControlDueBeforeSleepWaitsForRoom(t *testing.T) {
 			return e
 		})
 		pass(2 * latency)
-		p.Hold(twin.HoldMessages) // what is under way to the peer stays in the session's queue
-		for range cfg.SendQueue { // the answers fill it
+		p.Hold(twin.HoldMessages) // messages on their way to the peer stay in the session's queue
+		for range cfg.SendQueue { // the replies fill it
 			if !p.send(tPing, 0) {
 				t.Fatal("no room for a question")
 			}
@@ -151,7 +152,7 @@ func TestControlDueBeforeSleepWaitsForRoom(t *testing.T) {
 		asked := make(chan struct{})
 		e.before(func() {
 			p.send(tPing, 0)
-			nap(2 * latency) // it comes before anybody is to be woken for it
+			nap(2 * latency) // it arrives before a wake-up for it is armed
 			close(asked)
 		})
 		goRead(s, make([]byte, 1))
@@ -162,18 +163,18 @@ func TestControlDueBeforeSleepWaitsForRoom(t *testing.T) {
 		for range cfg.SendQueue + 1 {
 			p.expect(tPong)
 		}
-		if took := time.Since(began); took > time.Millisecond { // the idle poller would see it next
+		if took := time.Since(began); took > time.Millisecond { // otherwise the idle poller would send it at its next tick
 			t.Errorf("it came %v after there was room", took)
 		}
 	})
 }
 
-// Control of a Read that waits for its own transfer, and finds no room or no credit,
-// goes as soon as there is some: nobody else polls.
+// A control message that is due while a Read waits for its own transfer, and for which there is no room
+// or credit, is sent as soon as there is: only the Read polls.
 func TestControlOfADirectReadGoesLater(t *testing.T) {
 	for name, exhaust := range map[string]func(*raw) (again func()){
 		"room": func(p *raw) func() {
-			p.Hold(twin.HoldMessages) // what is under way to the peer stays in the session's queue
+			p.Hold(twin.HoldMessages) // messages on their way to the peer stay in the session's queue
 			p.ping(shortQueue.SendQueue)
 			return func() { p.Hold(0); p.expectPongs(shortQueue.SendQueue) }
 		},
@@ -208,7 +209,7 @@ func (p *raw) expectPongs(n int) {
 	}
 }
 
-// expectSoon expects a message once there is room or credit again.
+// expectSoon calls again, which makes room or credit, and expects a message promptly after it.
 func (p *raw) expectSoon(typ byte, again func()) []byte {
 	p.t.Helper()
 	pass(time.Second)
@@ -221,7 +222,7 @@ func (p *raw) expectSoon(typ byte, again func()) []byte {
 	return b
 }
 
-// doneGoesLater has a session read, and nobody else look at it.
+// doneGoesLater lets a Read receive an offer directly while there is no room or credit for its ReadDone.
 func doneGoesLater(t *testing.T, exhaust func(*raw) (again func())) {
 	s, _, p := negotiated(t, shortQueue, session.Config{KeepAlive: -1})
 	data, into := pattern(200_000), make([]byte, 200_000)
@@ -239,8 +240,8 @@ func doneGoesLater(t *testing.T, exhaust func(*raw) (again func())) {
 	}
 }
 
-// Credit that a Read owes for what it took before a transfer to its own slice does not
-// wait for the end of that transfer.
+// Credit that a Read owes for what it took before a transfer into its own slice is sent before that
+// transfer ends.
 func TestCreditDoesNotWaitForADirectRead(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := byRead
@@ -255,7 +256,7 @@ func TestCreditDoesNotWaitForADirectRead(t *testing.T) {
 		pass(time.Second)
 		e.Hold(twin.HoldReads)
 		const before = 10
-		for range before { // all of it comes at once
+		for range before { // all of them arrive at once
 			p.send(tData, 0, 'x')
 		}
 		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
@@ -272,8 +273,8 @@ func TestCreditDoesNotWaitForADirectRead(t *testing.T) {
 	})
 }
 
-// Credit owed by a Read whose transfer is over in the same poll does not wait for the
-// idle poller.
+// If a Read's transfer is complete in the same poll, the credit that the Read owes is sent by the Read,
+// and not first by the idle poller.
 func TestCreditDoesNotWaitForTheIdlePoller(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := byRead
@@ -281,7 +282,7 @@ func TestCreditDoesNotWaitForTheIdlePoller(t *testing.T) {
 		s, _, p := negotiatedOn(t, cfg, session.Config{KeepAlive: -1, ReceiveBudget: 1}, withMemory(func(m session.Memory) session.Memory {
 			return atOnce{m}
 		}))
-		const before, direct = 10, 256 << 10 // half of the offer, so that nothing else is to be said
+		const before, direct = 10, 256 << 10 // half of the offer, so that no other message is due
 		d, err := p.Expose(make([]byte, 2*direct), session.RemoteRead)
 		if err != nil {
 			t.Fatal(err)
@@ -290,7 +291,7 @@ func TestCreditDoesNotWaitForTheIdlePoller(t *testing.T) {
 			p.send(tData, 0, 'x')
 		}
 		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
-		p.send(tPong, 0) // so that a Read goes on to the offer
+		p.send(tPong, 0) // so that the Read gets as far as the offer
 		pass(2 * latency)
 		if n, err := s.Read(make([]byte, before+direct)); n != before+direct || err != nil {
 			t.Fatalf("Read: %d, %v", n, err)
@@ -303,15 +304,15 @@ func TestCreditDoesNotWaitForTheIdlePoller(t *testing.T) {
 	})
 }
 
-// Credit that is due while there is no room is sent as soon as there is some.
+// Credit that is due while there is no room is sent as soon as there is room.
 func TestCreditWaitsForRoom(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := messages
 		cfg.SendQueue = session.ControlReserve + 1
 		s, _, p := negotiated(t, cfg, session.Config{KeepAlive: -1})
-		p.Hold(twin.HoldMessages) // what is under way to the peer stays in the session's queue
+		p.Hold(twin.HoldMessages) // messages on their way to the peer stay in the session's queue
 		for range cfg.SendQueue {
-			p.send(tPing, 0) // the answers fill it
+			p.send(tPing, 0) // the replies fill it
 			pass(time.Millisecond)
 		}
 		const n = 12
@@ -320,7 +321,7 @@ func TestCreditWaitsForRoom(t *testing.T) {
 			pass(time.Millisecond)
 		}
 		readFull(t, s, n)
-		pass(time.Second) // idle
+		pass(time.Second) // the session becomes idle
 		p.Hold(0)
 		for deadline := time.Now().Add(time.Second); time.Now().Before(deadline); {
 			if m := p.recv(); m != nil && le.Uint32(m[4:]) >= n {
@@ -331,13 +332,13 @@ func TestCreditWaitsForRoom(t *testing.T) {
 	})
 }
 
-// While nothing was given back, no Credit is sent, however often somebody polls.
+// While nothing was released, no Credit is sent, however often the session polls.
 func TestNoCreditIsSentForNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := messages
 		cfg.SendQueue = 40
 		s, _, p := negotiated(t, cfg, session.Config{})
-		for range cfg.Limits.Window - session.ControlReserve - 1 { // Negotiate was one
+		for range cfg.Limits.Window - session.ControlReserve - 1 { // Negotiate used one
 			p.send(tData, 0, 'x')
 		}
 		for range 20 {
@@ -356,8 +357,7 @@ func TestNoCreditIsSentForNothing(t *testing.T) {
 	})
 }
 
-// A peer that is nearly out of credit gets what was given back, though that is little:
-// it could not even close otherwise.
+// A peer that is nearly out of credit is granted even a little: without it, it could not even close.
 func TestTheLastCreditIsSent(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := messages
@@ -374,7 +374,7 @@ func TestTheLastCreditIsSent(t *testing.T) {
 	})
 }
 
-// A Write that waits for credit and looks again and again has stalled once.
+// A Write that waits for credit and looks repeatedly counts as one stall.
 func TestStallsAreCountedOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, messages, session.Config{KeepAlive: -1, SendBudget: 1})
@@ -382,7 +382,7 @@ func TestStallsAreCountedOnce(t *testing.T) {
 		pass(time.Second)
 		goWrite(s, pattern(1<<20))
 		for want := range uint64(3) {
-			for range 5 { // it is woken, and looks
+			for range 5 { // it is woken, and looks again
 				pass(time.Second)
 				p.send(tUrgent, 0, 'u')
 			}
@@ -390,15 +390,15 @@ func TestStallsAreCountedOnce(t *testing.T) {
 			if got := s.Stats().Stalls; got != want+1 {
 				t.Errorf("%d stalls, want %d", got, want+1)
 			}
-			for m := p.recv(); m != nil; m = p.recv() { // all that it could send
+			for m := p.recv(); m != nil; m = p.recv() { // all that the Write could send
 			}
 			p.send(tCredit, 0)
 		}
 	})
 }
 
-// A Credit message costs no credit: an end that has none left gives the other some. And it counts as
-// none of the other's.
+// A Credit message costs no credit, so an end without credit can still grant some. A received Credit is
+// not counted as a message to be dealt with either.
 func TestCreditCostsNone(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := messages
@@ -412,12 +412,12 @@ func TestCreditCostsNone(t *testing.T) {
 				if m == nil {
 					break
 				}
-				p.dropped = 0 // says that nothing was dealt with
+				p.dropped = 0 // so that no message grants credit
 				types = append(types, m[0])
 			}
 			return types
 		}
-		for range 20 { // Credits alone cause no answer
+		for range 20 { // Credits alone cause no reply
 			p.send(tCredit, 0)
 			pass(time.Millisecond)
 		}
@@ -426,7 +426,7 @@ func TestCreditCostsNone(t *testing.T) {
 		if got := next(10); len(got) != 0 {
 			t.Errorf("it answers by %d", got)
 		}
-		for range granted - 1 { // its credits are used up; Negotiate was one
+		for range granted - 1 { // uses up the session's credits; Negotiate used one
 			p.send(tPing, 0)
 			pass(time.Millisecond)
 			next(10)

@@ -13,12 +13,12 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A stream cut short must not look complete. The one exception: all that a
-// process wrote before it ended is in shared memory.
+// A stream that was cut must not look complete. When the peer's process ends, the stream is complete
+// only on a ring, which keeps all that the process wrote, and only if the process was not in a Write.
 func TestDeathOfThePeer(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cfg    twin.Config
-		inside bool // a Write
+		inside bool // the peer is in a Write
 		want   error
 	}{
 		"queue pair":                 {messages, false, syscall.ECONNRESET},
@@ -49,8 +49,8 @@ func TestDeathOfThePeer(t *testing.T) {
 	}
 }
 
-// Where every byte of a process that ended is there, its last message tells whether its
-// last Write was whole, whoever took it.
+// On a ring all bytes of a process that has ended are kept, and its last message tells whether its last
+// Write was complete. That is so whether a Read has taken the message or nobody has.
 func TestTheLastMessageTellsWhetherAWriteWasWhole(t *testing.T) {
 	const more = 1
 	data := func(flags byte) func(*raw) {
@@ -94,8 +94,7 @@ func TestTheLastMessageTellsWhetherAWriteWasWhole(t *testing.T) {
 	}
 }
 
-// A process may declare that its end, without Close, is a reset: from then on, at any place of
-// the stream.
+// After ResetAtDeath(true), the end of a process without Close is a reset, at any place of the stream.
 func TestResetAtDeath(t *testing.T) {
 	write := func(t *testing.T, s *session.Session) {
 		if _, err := s.Write(pattern(5000)); err != nil {
@@ -128,7 +127,7 @@ func TestResetAtDeath(t *testing.T) {
 		"written before":        {steps{write, on}, syscall.ECONNRESET},
 		"written":               {steps{on, write}, syscall.ECONNRESET},
 		"lent":                  {steps{on, lend}, syscall.ECONNRESET},
-		"off and nothing after": {steps{on, write, off}, syscall.ECONNRESET}, // the stream was cut there
+		"off and nothing after": {steps{on, write, off}, syscall.ECONNRESET}, // the stream was cut at that place
 		"off and written":       {steps{on, write, off, write}, io.EOF},
 		"within a Write":        {steps{in}, syscall.ECONNRESET},
 		"behind that Write":     {steps{in, write}, io.EOF},
@@ -153,7 +152,7 @@ func TestResetAtDeath(t *testing.T) {
 	}
 }
 
-// The peer is told as soon as it can be: behind Negotiate, and once there is room.
+// If the peer cannot be told at once, it is told after Negotiate, or once there is room.
 func TestResetAtDeathIsToldLater(t *testing.T) {
 	for name, told := range map[string]func(*testing.T, *session.Session, *session.Session){
 		"negotiated": func(t *testing.T, a, b *session.Session) {
@@ -165,7 +164,7 @@ func TestResetAtDeathIsToldLater(t *testing.T) {
 			negotiate(t, a)
 			negotiate(t, b)
 			all := 0
-			for n := 1; n > 0; all += n { // whole Writes, until one finds no room
+			for n := 1; n > 0; all += n { // until a Write finds no room; each is written whole or not at all
 				wrote := goWrite(a, pattern(1))
 				pass(time.Millisecond)
 				a.InterruptWrite(true)
@@ -196,7 +195,7 @@ func TestResetAtDeathIsToldLater(t *testing.T) {
 	}
 }
 
-// Slices that went in one message are not the whole of their WriteBuffers.
+// A WriteBuffers of which some slices went in one message is not complete yet.
 func TestSlicesThatWerePackedAreNotTheWhole(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := ring
@@ -214,7 +213,7 @@ func TestSlicesThatWerePackedAreNotTheWhole(t *testing.T) {
 	})
 }
 
-// Empty slices at the end add nothing: a process that ends behind them has ended in
+// Empty slices at the end of a WriteBuffers add nothing: a process that ends after it has ended in
 // order.
 func TestEmptySlicesEndAWriteBuffers(t *testing.T) {
 	for name, tt := range map[string]struct {
@@ -244,7 +243,7 @@ func TestEmptySlicesEndAWriteBuffers(t *testing.T) {
 	}
 }
 
-// A stream that ends in an open offer was cut.
+// A stream whose last message is an open offer was cut.
 func TestAnOpenOfferIsNotTheWhole(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, ea, _ := pair(t, byRead, session.Config{ReceiveBudget: 1})
@@ -257,8 +256,7 @@ func TestAnOpenOfferIsNotTheWhole(t *testing.T) {
 	})
 }
 
-// An offer that ended short is a Write that was not completed: a stream that
-// ends there was cut.
+// An offer that ended short is an incomplete Write: a stream that ends there was cut.
 func TestAShortOfferIsNotTheWhole(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, ea, _ := pair(t, byRead, session.Config{ReceiveBudget: 1})
@@ -277,14 +275,14 @@ func TestAShortOfferIsNotTheWhole(t *testing.T) {
 	})
 }
 
-// A Write that is offered in pieces is cut if the peer's process ends between them.
+// A Write that is offered in pieces is cut if the peer's process ends between two of them.
 func TestAnOfferOfAPartIsNotTheWhole(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := byRead
 		cfg.Limits.MaxExpose = 50_000
 		a, b, ea, _ := pair(t, cfg, session.Config{ReceiveBudget: 1})
 		goWrite(a, pattern(100_000))
-		readFull(t, b, 51_024) // one offer, with what came in its message
+		readFull(t, b, 51_024) // one offer, with the bytes in its message
 		ea.Kill()
 		got, err := io.ReadAll(readerOf(b))
 		wantErr(t, "Read", err, syscall.ECONNRESET)
@@ -294,13 +292,13 @@ func TestAnOfferOfAPartIsNotTheWhole(t *testing.T) {
 	})
 }
 
-// Each offer of a Write but the last one tells that the Write goes on.
+// Each offer of a Write, except the last one, has the flag that the Write continues.
 func TestOffersTellThatTheirWriteGoesOn(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := byRead
 		cfg.Limits.MaxExpose = 50_000
 		s, _, p := negotiated(t, cfg, session.Config{KeepAlive: -1})
-		w := goWrite(s, pattern(100_000)) // two, each behind 1 KiB that goes with it
+		w := goWrite(s, pattern(100_000)) // two offers, each with 1 KiB in its message
 		for id := uint64(1); id <= 2; id++ {
 			m := p.recv()
 			if len(m) < header || m[0] != tOfferRead {
@@ -318,8 +316,7 @@ func TestOffersTellThatTheirWriteGoesOn(t *testing.T) {
 	})
 }
 
-// A peer whose endpoint was closed in order, and its session was not, has cut its
-// stream.
+// A peer whose endpoint was closed in order, but whose session was not closed, has cut its stream.
 func TestAnEndpointClosedWithoutCloseIsACut(t *testing.T) {
 	for name, cfg := range map[string]twin.Config{"messages": messages, "ring": ring} {
 		t.Run(name, func(t *testing.T) {
@@ -337,12 +334,12 @@ func TestAnEndpointClosedWithoutCloseIsACut(t *testing.T) {
 	}
 }
 
-// A Write behind the end of the connection fails, and the first one does: what nobody
-// will get is not taken over.
+// The first Write after the end of the connection fails already: no bytes are accepted that nobody will
+// get.
 func TestAWriteBehindTheEndFails(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cfg     twin.Config
-		buffers bool // are there
+		buffers bool // the session has a send buffer and an inbox
 		size    int
 	}{
 		"small": {messages, false, 100}, "large": {messages, false, 20_000}, "before an offer": {byRead, false, 10_000},
@@ -381,7 +378,7 @@ func TestAWriteBehindTheEndFails(t *testing.T) {
 	}
 }
 
-// A peer that reads no more ends a Write at once, whether it waits or begins.
+// When the peer reads no more, a Write that waits fails at once, and so does the next one.
 func TestAWriteEndsWithThePeersReading(t *testing.T) {
 	for name, tt := range map[string]struct {
 		end  byte
@@ -405,7 +402,7 @@ func TestAWriteEndsWithThePeersReading(t *testing.T) {
 					began := time.Now()
 					p.send(end, 0)
 					if tt.offer {
-						p.send(tReadDone, 2, u64(1, 0)...) // as it has asked to be told
+						p.send(tReadDone, 2, u64(1, 0)...) // the peer ends the offer, by the flag gone
 					}
 					x := within(t, w)
 					wantErr(t, "the Write that waits", x.err, want)
@@ -420,8 +417,7 @@ func TestAWriteEndsWithThePeersReading(t *testing.T) {
 	}
 }
 
-// CloseWrite fails if the peer has reset the connection or has died, and not if it has
-// closed.
+// CloseWrite fails if the peer has reset the connection or has died, but not if it has closed.
 func TestCloseWriteReportsAReset(t *testing.T) {
 	for name, tt := range map[string]struct {
 		end  func(p *raw)
@@ -446,8 +442,8 @@ func TestCloseWriteReportsAReset(t *testing.T) {
 	}
 }
 
-// A Read whose slice got nothing, as the offer was cancelled, returns what the same
-// poll has found behind it, though the peer has closed by then.
+// If an offer is cancelled before any of it is in a Read's slice, the Read returns what the same poll
+// has found after the offer, even if the peer has closed by then.
 func TestTheLastWriteBehindACancelledOfferIsRead(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &betweenLooks{}
@@ -489,8 +485,8 @@ func TestTheLastWriteBehindACancelledOfferIsRead(t *testing.T) {
 	})
 }
 
-// A Read into whose slice all has been read by RDMA gets it, though the peer's process ends
-// before the Read's next look.
+// If RDMA reads have brought all bytes into a Read's slice, the Read returns them, even if the peer's
+// process ends before the Read's next look.
 func TestTheLastCompletionBeforeADeathCounts(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &secondErr{}
@@ -518,7 +514,7 @@ func TestTheLastCompletionBeforeADeathCounts(t *testing.T) {
 			nap(2 * latency)
 		}
 		e.act.Store(&act)
-		p.send(tPing, 0) // the Read looks once more
+		p.send(tPing, 0) // makes the Read look again
 		if r := within(t, r); r.n != size || r.err != nil || !bytes.Equal(into, data) {
 			t.Errorf("Read: %+v", r)
 		}
@@ -533,8 +529,7 @@ func TestTheLastCompletionBeforeADeathCounts(t *testing.T) {
 	})
 }
 
-// A Read into whose slice all has been read by RDMA is not cut short either when
-// somebody else's poll has taken the end of its transfers, and what came behind them,
+// The same if another goroutine's poll has handled the end of the transfers, and what came after them,
 // before the Read finds that the connection has ended.
 func TestTheLastCompletionInAnotherPollCounts(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -556,17 +551,17 @@ func TestTheLastCompletionInAnotherPollCounts(t *testing.T) {
 		pass(time.Second)
 		between, goOn := make(chan struct{}), make(chan struct{})
 		e.before(func() { close(between); <-goOn })
-		p.send(tPing, 0) // the Read looks once more
+		p.send(tPing, 0) // makes the Read look again
 		<-between
 		under.Hold(0)
 		pass(2 * latency)
-		s.ReadUrgent(nil) // looks
+		s.ReadUrgent(nil) // polls
 		p.expectDone(t, 1, 0)
 		p.send(tData, 0, []byte(last)...)
 		pass(2 * latency)
 		p.Kill()
 		pass(2 * latency)
-		s.ReadUrgent(nil) // looks
+		s.ReadUrgent(nil) // polls
 		if s.BrokenDirect() {
 			t.Error("a Read with all its bytes is cut short")
 		}
@@ -583,8 +578,8 @@ func TestTheLastCompletionInAnotherPollCounts(t *testing.T) {
 	})
 }
 
-// The slice of a Read is its caller's again only when nothing writes to it any more: where the
-// connection has ended and a transfer has not, the endpoint is aborted first.
+// A Read returns only when nothing writes to its slice any more: if the connection has ended before a
+// transfer has, the endpoint is aborted first.
 func TestTheSliceIsGivenBackBehindTheTransfers(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &lateFlush{}
@@ -603,7 +598,7 @@ func TestTheSliceIsGivenBackBehindTheTransfers(t *testing.T) {
 		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
 		pass(time.Second)
 		e.failed.Store(true)
-		p.send(tPing, 0) // the Read looks once more
+		p.send(tPing, 0) // makes the Read look again
 		within(t, r)
 		if left := under.Left(); !under.Closed() || left.Posted == 0 {
 			t.Errorf("behind the Read: closed %v, %d transfers under way then", under.Closed(), left.Posted)
@@ -611,8 +606,8 @@ func TestTheSliceIsGivenBackBehindTheTransfers(t *testing.T) {
 	})
 }
 
-// What the peer had written before its process ended is read, though an RDMA write to
-// its inbox failed; which of the two is polled first is chance.
+// What the peer had written before its process ended is read, even if an RDMA write to its inbox has
+// failed. Either of the two may be polled first, which depends on the seed.
 func TestAReplyIsReadThoughAnRDMAWriteFailed(t *testing.T) {
 	for seed := range uint64(6) {
 		inBubble(t, func(t *testing.T) {
@@ -645,7 +640,7 @@ func TestAReplyIsReadThoughAnRDMAWriteFailed(t *testing.T) {
 			}
 			p.send(tData, 0, []byte(reply)...)
 			p.Kill()
-			nap(3 * latency) // both are here, and nobody has looked
+			nap(3 * latency) // both have arrived, and nobody has polled
 			wantReply(t, s, syscall.ECONNRESET)
 		})
 	}
@@ -653,7 +648,7 @@ func TestAReplyIsReadThoughAnRDMAWriteFailed(t *testing.T) {
 
 const reply = "the reply"
 
-// wantReply reads the reply, and behind it end.
+// wantReply reads the reply, and then expects end.
 func wantReply(t *testing.T, s *session.Session, end error) {
 	t.Helper()
 	b := make([]byte, 100)
@@ -668,7 +663,7 @@ func wantReply(t *testing.T, s *session.Session, end error) {
 	wantErr(t, "behind it", err, end)
 }
 
-// It is said once, and is no byte that this end would have to read before it closes.
+// ResetAtDeath sends one message, which is not a byte that the peer would have to read before it closes.
 func TestResetAtDeathIsNoByte(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, _, _ := pair(t, ring, session.Config{})

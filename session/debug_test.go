@@ -13,7 +13,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// lineup fails the test unless lines of text have these parts, in this order.
+// lineup fails the test unless the text has lines with these parts, in this order.
 func lineup(t *testing.T, text string, parts ...string) {
 	t.Helper()
 	rest := text
@@ -68,12 +68,12 @@ func TestTraceHasEachStep(t *testing.T) {
 		"- read id=", "- read done id=", "> ReadDone ", "count=48976 "+rest)
 }
 
-// readerFunc is an io.Reader.
+// readerFunc is a function as an io.Reader.
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// Debug says what waits, and Dump has each session until it is closed.
+// Debug describes what waits, and Dump lists each session until it is closed.
 func TestDebugSaysWhatWaits(t *testing.T) {
 	a, b, _, _ := pair(t, messages, session.Config{})
 	read := make(chan error, 1)
@@ -115,7 +115,7 @@ func TestDebugSaysWhatWaits(t *testing.T) {
 	})
 }
 
-// Debug does not wait for who is stuck with a lock, and says the rest.
+// Debug does not wait for an operation that is stuck with a lock, and describes the rest.
 func TestDebugDoesNotWait(t *testing.T) {
 	a, _, _, _ := pair(t, messages, session.Config{})
 	release := a.HoldReceiver()
@@ -125,7 +125,7 @@ func TestDebugDoesNotWait(t *testing.T) {
 	lineup(t, a.Debug(), "  receive 0 bytes")
 }
 
-// Debug has an offer of this end in each of its states, and that data waits.
+// Debug shows an offer of this end in each of its states, and that data waits.
 func TestDebugHasAnOffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, byRead, session.Config{})
@@ -149,7 +149,7 @@ func TestDebugHasAnOffer(t *testing.T) {
 	})
 }
 
-// Debug has an offer of the peer, and how much of it is fetched before anybody reads.
+// Debug shows an offer of the peer, and how much of it is fetched ahead.
 func TestDebugHasAnOfferOfThePeer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, byRead, session.Config{ReceiveBudget: 20_000})
@@ -176,7 +176,7 @@ func TestDebugHasAnOfferOfThePeer(t *testing.T) {
 	})
 }
 
-// Debug has the positions of an inbox, and of a send buffer and the peer's inbox.
+// Debug shows the positions of an inbox, and those of a send buffer and the peer's inbox.
 func TestDebugHasTheBuffers(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{ReceiveBudget: 40_000})
@@ -210,7 +210,7 @@ func TestDebugHasTheBuffers(t *testing.T) {
 	})
 }
 
-// Debug has which ends there were.
+// Debug shows which ends have been sent and received.
 func TestDebugHasTheEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, messages, session.Config{CloseTimeout: time.Minute})

@@ -7,17 +7,16 @@ import (
 	"time"
 )
 
-// IdlePollerGone reports whether the idle poller does not run.
-// It belongs to the bubble whose session started it: a simulation starts only
-// when there is none.
+// IdlePollerGone reports whether the idle poller does not run. The idle poller belongs to the bubble
+// whose session started it, so a simulation starts only when there is none.
 func IdlePollerGone() bool {
 	idlers.mu.Lock()
 	defer idlers.mu.Unlock()
 	return !idlers.runs
 }
 
-// LengthsKept is the most that the queue of lengths of RDMA writes remembers, while
-// so many are under way and one is begun and another ends so many times.
+// LengthsKept returns the most entries in the queue of lengths of RDMA writes, while underWay writes are
+// in progress and, times times, one more begins and the oldest ends.
 func LengthsKept(t *testing.T, underWay, times int) (most int) {
 	var q fifo[int]
 	for i := range underWay + times {
@@ -33,14 +32,14 @@ func LengthsKept(t *testing.T, underWay, times int) (most int) {
 	return most
 }
 
-// BrokenDirect is what a Read that waits for transfers to its slice asks behind each look.
+// BrokenDirect is what a Read that waits for transfers into its slice calls after each look.
 func (s *Session) BrokenDirect() bool {
 	s.lockRx()
 	defer s.unlockRx()
 	return s.directBrokenLocked()
 }
 
-// Await waits as a Read does, as long as more returns true, which is called without a lock.
+// Await waits as a Read does, as long as more returns true. more is called without a lock.
 func (s *Session) Await(more func() bool) {
 	s.rd.begin()
 	defer s.rd.op.Unlock()
@@ -52,27 +51,27 @@ func (s *Session) Await(more func() bool) {
 	})
 }
 
-// Move notes that bytes have moved, Moved how often they have, and WakeRead has a Read look
+// Move records that bytes have moved, Moved returns how often they have, and WakeRead makes a Read look
 // again.
 func (s *Session) Move()         { s.advances.Add(1) }
 func (s *Session) Moved() uint64 { return s.advances.Load() }
 func (s *Session) WakeRead()     { s.rd.signal() }
 
-// SetSpin is for how long waits poll from now on; no operation is in progress.
+// SetSpin sets how long waits poll from now on. No operation may be in progress.
 func (s *Session) SetSpin(d time.Duration) { s.spin = d }
 
-// KeepAliveOn and KeepAlivePeriod are SetKeepAlive of one thing.
+// KeepAliveOn and KeepAlivePeriod set one field by SetKeepAlive.
 func (s *Session) KeepAliveOn(on bool)             { s.SetKeepAlive(KeepAlive{On: &on}) }
 func (s *Session) KeepAlivePeriod(d time.Duration) { s.SetKeepAlive(KeepAlive{Period: &d}) }
 
-// HoldReceiver keeps what guards the receiver until release, as an operation does that is stuck.
+// HoldReceiver holds the receiver's lock until release is called, as a stuck operation does.
 func (s *Session) HoldReceiver() (release func()) {
 	s.rxMu.Lock()
 	return s.rxMu.Unlock
 }
 
-// CountFrom has the session count messages as if so many had gone each way before. Both ends
-// count from there, before either negotiates.
+// CountFrom makes the session count messages as if n had gone each way before. It is called at both ends
+// before either negotiates.
 func (s *Session) CountFrom(n uint32) {
 	s.rxMu.Lock() // nobody finds credit due meanwhile
 	defer s.rxMu.Unlock()

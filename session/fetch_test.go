@@ -11,12 +11,12 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A Read that waits with a large slice gets the bytes without a copy in between: they
-// pass through no memory of the session.
+// A Read that waits with a large slice gets an offer's bytes without a copy: they do not pass through
+// memory of the session.
 func TestALargeReadIsDirect(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := byRead
-		cfg.AllocBudget = 1 // no chunk can be had
+		cfg.AllocBudget = 1 // there is no memory for a chunk
 		a, b, _, _ := pair(t, cfg, session.Config{})
 		data, into := pattern(500_000), make([]byte, 500_000)
 		r := goRead(b, into)
@@ -44,8 +44,8 @@ func TestALargeReadIsDirect(t *testing.T) {
 	})
 }
 
-// However far into a large slice an offer's bytes begin, transfers end at the same addresses in
-// it, so that what is registered for one Read is found by the next.
+// Wherever in a large slice an offer's bytes begin, transfers end at the same addresses of the slice, so
+// that the next Read finds the memory that was registered for this one.
 func TestReadsOfOneSliceAreCutAtTheSameBlocks(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := byRead
@@ -87,7 +87,7 @@ func TestReadsOfOneSliceAreCutAtTheSameBlocks(t *testing.T) {
 	})
 }
 
-// What does not fit the slice of a Read is fetched ahead, though no other Read follows:
+// What does not fit into the slice of a Read is fetched ahead, even if no other Read follows, so that
 // the peer's Write ends.
 func TestTheRestBehindADirectReadIsFetchedAhead(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -109,7 +109,7 @@ func TestTheRestBehindADirectReadIsFetchedAhead(t *testing.T) {
 	})
 }
 
-// What is offered while a Read waits goes to its slice, whoever finds the offer: the idle poller,
+// What is offered while a Read waits goes into its slice, whoever polls the offer: the idle poller,
 // another call, or the Read itself.
 func TestAnOfferIsLeftToTheReadThatWaits(t *testing.T) {
 	for name, find := range map[string]struct {
@@ -124,7 +124,7 @@ func TestAnOfferIsLeftToTheReadThatWaits(t *testing.T) {
 				s, _, p := negotiatedOn(t, byRead, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
 					return &lateWake{Endpoint: under}
 				})
-				pass(time.Second) // the idle poller has left
+				pass(time.Second) // the idle poller has stopped looking
 				data, into := pattern(offered), make([]byte, len("inline")+offered)
 				d, err := p.Expose(data, session.RemoteRead)
 				if err != nil {
@@ -150,8 +150,8 @@ func TestAnOfferIsLeftToTheReadThatWaits(t *testing.T) {
 	}
 }
 
-// An offer that was left to a Read, which has ended without it, is fetched ahead, though no other
-// call follows: the idle poller had looked meanwhile, and had left.
+// An offer that was left to a Read which then ends without it is fetched ahead, even if no other call
+// follows. The idle poller had looked in between, and had left the offer to the Read.
 func TestAnOfferThatAReadHasLeftIsFetchedAhead(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, byRead, session.Config{})
@@ -173,7 +173,7 @@ func TestAnOfferThatAReadHasLeftIsFetchedAhead(t *testing.T) {
 	})
 }
 
-// A Read that waits for the end of a loan takes no offer: that is fetched ahead.
+// An offer is not left to a Read that waits for the end of a loan, but fetched ahead.
 func TestAnOfferIsNotLeftToAReadBehindALoan(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &fullQueue{}
@@ -204,7 +204,7 @@ func TestAnOfferIsNotLeftToAReadBehindALoan(t *testing.T) {
 	})
 }
 
-// Close gives a chunk back that an RDMA read is bringing when that has ended, and not before.
+// Close releases a chunk that is the target of an RDMA read when the read has ended, and not before.
 func TestCloseLeavesWhatIsBeingFetched(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, _, eb := pair(t, byRead, session.Config{})
@@ -228,7 +228,7 @@ func TestCloseLeavesWhatIsBeingFetched(t *testing.T) {
 	})
 }
 
-// A Read whose transfer finds no room in the queue waits for room.
+// A Read whose transfer finds the queue full waits for room.
 func TestADirectReadWaitsForRoom(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &fullQueue{}
@@ -255,7 +255,7 @@ func TestADirectReadWaitsForRoom(t *testing.T) {
 	})
 }
 
-// A Read that Abort ends in the middle of its transfers has what had arrived.
+// A Read that Abort ends in the middle of its transfers returns what had arrived.
 func TestAbortLeavesADirectReadWhatHadArrived(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := byRead
@@ -272,7 +272,7 @@ func TestAbortLeavesADirectReadWhatHadArrived(t *testing.T) {
 		p.send(tData, 0, []byte(before)...)
 		p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
 		p.send(tPong, 0)
-		pass(5 * latency / 2) // the first reads are over, the next under way
+		pass(5 * latency / 2) // the first reads have completed, the next are in progress
 		e.Hold(twin.HoldReads)
 		pass(time.Second)
 		s.Abort()
@@ -287,8 +287,8 @@ func TestAbortLeavesADirectReadWhatHadArrived(t *testing.T) {
 	})
 }
 
-// A cancelled offer ends with what was fetched, whether or not a Read had begun with
-// it, and the stream goes on behind it.
+// A cancelled offer ends with what was fetched, whether or not a Read had begun to take it, and the
+// stream continues after it.
 func TestACancelledOfferEndsWithWhatWasFetched(t *testing.T) {
 	for _, reading := range []int{0, 10} {
 		t.Run(fmt.Sprint(reading), func(t *testing.T) {
@@ -325,8 +325,8 @@ func TestACancelledOfferEndsWithWhatWasFetched(t *testing.T) {
 	}
 }
 
-// The ReadDone of a cancelled offer waits for the RDMA reads under way: the memory is
-// gone afterwards.
+// The ReadDone of a cancelled offer is sent after the RDMA reads in progress have ended: the offerer
+// revokes the memory when it gets the message.
 func TestACancelledOfferEndsBehindItsReads(t *testing.T) {
 	for name, reading := range map[string]bool{"by a Read": true, "ahead": false} {
 		t.Run(name, func(t *testing.T) {
@@ -362,8 +362,8 @@ func TestACancelledOfferEndsBehindItsReads(t *testing.T) {
 	}
 }
 
-// Memory that was to hold a cancelled offer's bytes is given back, and the next bytes
-// do not wait for it.
+// Memory that was meant for a cancelled offer's bytes is released, and the next bytes do not wait for
+// it.
 func TestACancelledOfferLeavesNothingBehind(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &fullQueue{}
@@ -391,14 +391,14 @@ func TestACancelledOfferLeavesNothingBehind(t *testing.T) {
 	})
 }
 
-// Small offers that were read leave the budget as it was: the next ones are fetched ahead of any Read,
+// Small offers that were read are no longer counted in the budget: the next ones are fetched ahead,
 // however many they are.
 func TestSmallOffersLeaveTheBudget(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, _, _ := pair(t, byRead, session.Config{Threshold: 2 << 10, ReceiveBudget: 16 << 10})
 		data := pattern(3000)
 		for i := range 100 {
-			if x := within(t, goWrite(a, data)); x.n != len(data) || x.err != nil { // and nobody reads
+			if x := within(t, goWrite(a, data)); x.n != len(data) || x.err != nil { // nobody reads
 				t.Fatalf("Write %d: %+v", i, x)
 			}
 			if !bytes.Equal(readFull(t, b, len(data)), data) {

@@ -10,17 +10,17 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// look is how many events one look takes.
+// look is how many events one poll of the session takes at most.
 const look = 4096
 
-// flooded is an endpoint whose peer sends on and on, faster than it is listened to.
+// flooded is an endpoint whose peer sends messages faster than the session handles them.
 type flooded struct {
 	*twin.Endpoint
 	msg  []byte
 	left atomic.Int64 // messages
-	ours bool         // the last Poll's is one of them
+	ours bool         // the last Poll returned one of them
 
-	at   int64 // with that many left …
+	at   int64 // when so many are left …
 	then func()
 	next func() // makes the next one
 }
@@ -57,14 +57,14 @@ func (f *flooded) Drop() {
 
 func flood(typ byte) *flooded { return &flooded{msg: append([]byte{typ}, make([]byte, header-1)...)} }
 
-// floods are messages that say nothing and cost nothing.
+// floods are messages without an effect or a cost.
 var floods = map[string]struct {
 	cfg twin.Config
 	typ byte
 }{"ring": {ring, tPong}, "messages": {messages, tCredit}}
 
-// A peer that sends faster than messages are handled keeps no Read and no Write from
-// its deadline: it is seen within some polls.
+// A peer that sends faster than messages are handled does not keep a Read or Write from its deadline,
+// which is noticed within a few polls.
 func TestAFloodKeepsNobodyFromADeadline(t *testing.T) {
 	type call struct {
 		wait      func(*session.Session) (int, error)
@@ -97,8 +97,8 @@ func TestAFloodKeepsNobodyFromADeadline(t *testing.T) {
 	}
 }
 
-// A peer that asks for inboxes and leaves them, on and on, keeps no Read from its deadline: to open one
-// takes as long as thousands of other messages.
+// A peer that requests and leaves inboxes without pause does not keep a Read from its deadline, although
+// opening an inbox takes as long as thousands of other messages.
 func TestAFloodOfInboxesKeepsNobodyFromADeadline(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		f := flood(tAskInbox)
@@ -108,7 +108,7 @@ func TestAFloodOfInboxesKeepsNobodyFromADeadline(t *testing.T) {
 			return onMemory{f, &slowAlloc{e.Memory(), func() { opened++ }}}
 		})
 		f.next = func() {
-			nap(2 * latency) // what was left has been revoked
+			nap(2 * latency) // the inbox that was left has been revoked
 			for ev := (session.Event{}); p.Poll(&ev); p.Drop() {
 				if ev.Msg[0] != tCredit {
 					p.dropped++
@@ -129,7 +129,8 @@ func TestAFloodOfInboxesKeepsNobodyFromADeadline(t *testing.T) {
 	})
 }
 
-// A peer that sends bytes one by one does not keep a Read that has room for many.
+// A peer that sends single bytes without pause does not keep a Read that has room for many from
+// returning.
 func TestAFloodOfBytesEndsARead(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		f := flood(tData)
@@ -144,8 +145,7 @@ func TestAFloodOfBytesEndsARead(t *testing.T) {
 	})
 }
 
-// A peer that sends faster than messages are handled does not keep Close from the
-// session.
+// A peer that sends faster than messages are handled does not keep Close from ending the session.
 func TestAFloodKeepsNobodyFromClose(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		f := flood(tPong)
@@ -153,7 +153,7 @@ func TestAFloodKeepsNobodyFromClose(t *testing.T) {
 		const all = 40 * look
 		f.at, f.then = all-10, func() {
 			go s.Close()
-			for { // until that has begun
+			for { // until Close has begun
 				if _, err := s.Write(nil); err == session.ErrClosed {
 					return
 				}
@@ -170,15 +170,14 @@ func TestAFloodKeepsNobodyFromClose(t *testing.T) {
 	})
 }
 
-// A peer that sends faster than messages are handled does not keep the idle poller from
-// other sessions.
+// A peer that sends faster than messages are handled does not keep the idle poller from other sessions.
 func TestAFloodKeepsNobodyFromTheIdlePoller(t *testing.T) {
 	for name, kind := range floods {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				f := flood(kind.typ)
 				negotiatedOn(t, kind.cfg, session.Config{KeepAlive: -1}, f.around)
-				_, _, p := negotiated(t, kind.cfg, session.Config{KeepAlive: -1}) // nobody else looks here
+				_, _, p := negotiated(t, kind.cfg, session.Config{KeepAlive: -1}) // only the idle poller looks here
 				const all = 40 * look
 				f.left.Store(all)
 				p.send(tPing, 0)
@@ -191,8 +190,8 @@ func TestAFloodKeepsNobodyFromTheIdlePoller(t *testing.T) {
 	}
 }
 
-// What a poll that was cut short has left is taken by the next one, and nobody has to
-// wait for another message, or for the idle poller's tick.
+// What a poll has left because it was cut short is taken by the next poll, without waiting for another
+// message or for the idle poller's tick.
 func TestAPollThatIsCutShortGoesOn(t *testing.T) {
 	for name, test := range map[string]func(*testing.T){
 		"a Read":                        testCutShortBeforeARead,
@@ -204,7 +203,7 @@ func TestAPollThatIsCutShortGoesOn(t *testing.T) {
 	}
 }
 
-// cutShort is more than a poll takes.
+// cutShort is more events than a poll takes.
 const cutShort = 5*look + 10
 
 var largeRing = func() twin.Config {
@@ -213,7 +212,7 @@ var largeRing = func() twin.Config {
 	return cfg
 }()
 
-// queue sends more than a poll takes, which means nothing, and then something.
+// queue sends more messages without an effect than a poll takes, and then one of the given type.
 func (p *raw) queue(typ byte, body ...byte) {
 	p.t.Helper()
 	for range cutShort {
@@ -234,7 +233,7 @@ func promptly(t *testing.T, began time.Time) {
 func testCutShortBeforeARead(t *testing.T) {
 	s, _, p := negotiated(t, largeRing, session.Config{})
 	p.queue(tData, 'x')
-	pass(2 * latency) // all is there before the idle poller's first tick
+	pass(2 * latency) // all of it has arrived before the idle poller's first tick
 	began := time.Now()
 	readFull(t, s, 1)
 	promptly(t, began)
@@ -270,7 +269,7 @@ func testCutShortInAWrite(t *testing.T) {
 	default:
 	}
 	began := time.Now()
-	sent := credits - uint32(session.ControlReserve) // all that it could
+	sent := credits - uint32(session.ControlReserve) // all that it had credit for
 	p.queue(tPong)
 	p.dropped = sent
 	p.send(tCredit, 0)

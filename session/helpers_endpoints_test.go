@@ -11,7 +11,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// onMemory is an endpoint whose memory has something of the test's around it.
+// onMemory is an endpoint whose memory the test has wrapped.
 type onMemory struct {
 	session.Endpoint
 	mem session.Memory
@@ -19,18 +19,18 @@ type onMemory struct {
 
 func (e onMemory) Memory() session.Memory { return e.mem }
 
-// withMemory is for negotiatedOn: it has around put something around the memory.
+// withMemory is for negotiatedOn: the endpoint's memory is wrapped by around.
 func withMemory(around func(session.Memory) session.Memory) func(*twin.Endpoint) session.Endpoint {
 	return func(e *twin.Endpoint) session.Endpoint { return onMemory{e, around(e.Memory())} }
 }
 
-// lateArm is an endpoint at which something happens just before Arm.
+// lateArm is an endpoint that calls a function of the test just before an Arm.
 type lateArm struct {
 	*twin.Endpoint
 	then atomic.Pointer[func()] // nil: nothing
 }
 
-// before has f called before the next Arm.
+// before makes the next Arm call f first.
 func (e *lateArm) before(f func()) { e.then.Store(&f) }
 
 func (e *lateArm) Arm(ev session.Events) {
@@ -40,8 +40,7 @@ func (e *lateArm) Arm(ev session.Events) {
 	e.Endpoint.Arm(ev)
 }
 
-// lateFlush is an endpoint that knows of its end before what is posted has completed, as queue
-// pairs do.
+// lateFlush is an endpoint that reports its end before what is posted has completed, as queue pairs do.
 type lateFlush struct {
 	*twin.Endpoint
 	failed atomic.Bool
@@ -54,7 +53,7 @@ func (e *lateFlush) Err() error {
 	return e.Endpoint.Err()
 }
 
-// slowArrival is an endpoint that finds nothing as long as what has come is late.
+// slowArrival is an endpoint whose Poll finds nothing while late is set.
 type slowArrival struct {
 	lateArm
 	late atomic.Bool
@@ -62,7 +61,7 @@ type slowArrival struct {
 
 func (e *slowArrival) Poll(ev *session.Event) bool { return !e.late.Load() && e.Endpoint.Poll(ev) }
 
-// slowDisarm is an endpoint at which something happens before and behind a Disarm, once.
+// slowDisarm is an endpoint that calls functions of the test before and after one Disarm.
 type slowDisarm struct {
 	lateArm
 	on            atomic.Bool
@@ -80,7 +79,7 @@ func (e *slowDisarm) Disarm(ev session.Events) {
 	}
 }
 
-// ordered notes in which order messages were released and control was sent.
+// ordered records the order in which messages are released and control messages are sent.
 type ordered struct {
 	*twin.Endpoint
 	calls string
@@ -96,7 +95,7 @@ func (e *ordered) CommitControl(n int) {
 	e.Endpoint.CommitControl(n)
 }
 
-// slowPoll is an endpoint on which a look takes long, once.
+// slowPoll is an endpoint on which one Poll takes long.
 type slowPoll struct {
 	*twin.Endpoint
 	takes atomic.Int64 // ns
@@ -107,7 +106,7 @@ func (e *slowPoll) Poll(ev *session.Event) bool {
 	return e.Endpoint.Poll(ev)
 }
 
-// slowLooks is an endpoint at which each look takes long.
+// slowLooks is an endpoint on which each Poll takes long.
 type slowLooks struct {
 	*twin.Endpoint
 	on atomic.Bool
@@ -120,7 +119,7 @@ func (e *slowLooks) Poll(ev *session.Event) bool {
 	return e.Endpoint.Poll(ev)
 }
 
-// longLook is an endpoint at which a look takes until the test lets it go on.
+// longLook is an endpoint on which one Poll waits until the test lets it continue.
 type longLook struct {
 	*twin.Endpoint
 	on          atomic.Bool
@@ -135,7 +134,7 @@ func (e *longLook) Poll(ev *session.Event) bool {
 	return e.Endpoint.Poll(ev)
 }
 
-// counted says Last of all its messages, or of none, and counts the looks.
+// counted sets Last in all its messages, or in none, and counts the calls of Poll.
 type counted struct {
 	*twin.Endpoint
 	last  bool
@@ -149,13 +148,12 @@ func (c *counted) Poll(ev *session.Event) bool {
 	return ok
 }
 
-// secondErr lets the test act when the endpoint is asked how it is for the second time
-// since it was polled: by a Read whose slice is the target of transfers that its look has
-// found busy.
+// secondErr calls a function of the test in the second call of Err after a Poll: that call is made by a
+// Read whose slice is the target of transfers, once its first look has found them in progress.
 type secondErr struct {
 	*twin.Endpoint
 	act   atomic.Pointer[func()] // once
-	asked atomic.Int32           // Write and the idle poller look at the same time
+	asked atomic.Int32           // atomic, because Write and the idle poller look at the same time
 }
 
 func (e *secondErr) Poll(ev *session.Event) bool {
@@ -172,8 +170,8 @@ func (e *secondErr) Err() error {
 	return e.Endpoint.Err()
 }
 
-// abortsInErr is aborted by its own session when that asks, in the middle of an operation, how
-// the endpoint is.
+// abortsInErr aborts its session, from another goroutine, when the session calls Err in the middle of an
+// operation.
 type abortsInErr struct {
 	*twin.Endpoint
 	abort atomic.Pointer[func()] // once
@@ -189,8 +187,8 @@ func (e *abortsInErr) Err() error {
 	return e.Endpoint.Err()
 }
 
-// betweenLooks lets the test act right after a CancelRead was handled, before the next
-// look. Its RDMA reads find the queue full.
+// betweenLooks calls a function of the test right after a CancelRead was handled, before the next Poll.
+// Its RDMA reads find the queue full.
 type betweenLooks struct {
 	fullQueue
 	then    func()
@@ -207,10 +205,10 @@ func (e *betweenLooks) Poll(ev *session.Event) bool {
 	return ok
 }
 
-// narrow is an endpoint that has room for short messages alone.
+// narrow is an endpoint that has room only for short messages.
 type narrow struct {
 	*twin.Endpoint
-	most atomic.Int32 // bytes; 0: as ever
+	most atomic.Int32 // bytes; 0: no bound
 }
 
 func (e *narrow) Reserve(lo, hi int) []byte {
@@ -223,8 +221,8 @@ func (e *narrow) Reserve(lo, hi int) []byte {
 	return e.Endpoint.Reserve(lo, hi)
 }
 
-// noControl has no room for control messages until the session has asked for some once
-// more: between that and its asking for data's, the device has got on.
+// noControl has no room for control messages until the session has tried once more. Then it finds room
+// for data, because the device has completed sends meanwhile.
 type noControl struct {
 	*twin.Endpoint
 	full, once bool
@@ -238,7 +236,7 @@ func (e *noControl) ReserveControl(n int) []byte {
 	return e.Endpoint.ReserveControl(n)
 }
 
-// fullQueue is an endpoint on which RDMA reads find the queue full until there is room.
+// fullQueue is an endpoint whose queue is full for RDMA reads until room is set.
 type fullQueue struct {
 	*twin.Endpoint
 	room  atomic.Bool
@@ -270,7 +268,7 @@ func (m fullMemory) Read(into []byte, from session.Descriptor, off int, id uint3
 	return m.Memory.Read(into, from, off, id)
 }
 
-// atOnce is memory whose RDMA reads are over when Read returns.
+// atOnce is memory whose RDMA reads are complete when Read returns.
 type atOnce struct{ session.Memory }
 
 func (e atOnce) Read(into []byte, from session.Descriptor, off int, id uint32) error {
@@ -279,7 +277,7 @@ func (e atOnce) Read(into []byte, from session.Descriptor, off int, id uint32) e
 	return err
 }
 
-// notedReads notes where RDMA reads end, as addresses.
+// notedReads records the addresses at which RDMA reads end.
 type notedReads struct {
 	session.Memory
 	ends []uintptr
@@ -295,10 +293,10 @@ func (m *notedReads) Read(into []byte, from session.Descriptor, off int, id uint
 
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
 
-// slowRevoke has time pass before Revoke returns.
+// slowRevoke lets time pass before Revoke returns.
 type slowRevoke struct {
 	session.Memory
-	began chan struct{} // a token for each
+	began chan struct{} // a token for each Revoke
 }
 
 func (e slowRevoke) Revoke(d session.Descriptor) {
@@ -307,7 +305,7 @@ func (e slowRevoke) Revoke(d session.Descriptor) {
 	nap(time.Second)
 }
 
-// slowAlloc is memory that has something happen before Alloc returns it.
+// slowAlloc is memory that calls then before Alloc returns.
 type slowAlloc struct {
 	session.Memory
 	then func()
@@ -319,12 +317,12 @@ func (e *slowAlloc) Alloc(n int) []byte {
 	return b
 }
 
-// inThreeSeconds is memory that takes so long to find any.
+// inThreeSeconds is memory whose Alloc takes three seconds.
 func inThreeSeconds(m session.Memory) session.Memory {
 	return &slowAlloc{m, func() { nap(3 * time.Second) }}
 }
 
-// failingWrites cannot register what it is to write from.
+// failingWrites is memory that cannot register the source of an RDMA write while fail is set.
 type failingWrites struct {
 	session.Memory
 	fail   atomic.Bool
@@ -339,7 +337,7 @@ func (e *failingWrites) Write(from []byte, to session.Descriptor, off int, id ui
 	return e.Memory.Write(from, to, off, id)
 }
 
-// failing is a session on such an endpoint, on which offers do not pay.
+// failing is a session whose endpoint has failingWrites, and on which offers do not pay.
 func failing(t *testing.T) (s *session.Session, w *failingWrites, p *raw) {
 	t.Helper()
 	w = new(failingWrites)
@@ -352,7 +350,7 @@ func failing(t *testing.T) (s *session.Session, w *failingWrites, p *raw) {
 	return s, w, p
 }
 
-// countedPays counts how often a Write's memory is looked at.
+// countedPays counts the calls of PaysToOffer.
 type countedPays struct {
 	session.Memory
 	n atomic.Int32
@@ -363,7 +361,7 @@ func (c *countedPays) PaysToOffer(b []byte) (bool, error) {
 	return c.Memory.PaysToOffer(b)
 }
 
-// lateWake is an endpoint whose wake-ups come late, so that others look first.
+// lateWake is an endpoint whose wake-ups come late, so that other goroutines look first.
 type lateWake struct {
 	*twin.Endpoint
 	session.Waker

@@ -20,7 +20,7 @@ import (
 
 var le = binary.LittleEndian
 
-// Kinds of endpoint that the directed tests run on.
+// Kinds of endpoint on which the directed tests run.
 var (
 	ring   = twin.Config{Limits: session.Limits{MaxMessage: 4096}}
 	byRead = twin.Config{Limits: session.Limits{
@@ -35,12 +35,12 @@ var (
 	messages = twin.Config{Limits: session.Limits{Window: 32, MaxMessage: 4096}}
 )
 
-// forms are the ways that a large Write can go.
+// forms are the ways in which a large Write can go.
 var forms = map[string]twin.Config{
 	"by read": byRead, "buffered": buffered, "send buffer alone": byBuffer, "messages": messages, "ring": ring,
 }
 
-// inPieces has large transfers go in RDMAs of 10,000 bytes each.
+// inPieces makes large transfers go in RDMA operations of 10,000 bytes each.
 func inPieces(cfg twin.Config) twin.Config {
 	if !cfg.Limits.Ring() {
 		cfg.Limits.MaxRDMA = 10_000
@@ -48,7 +48,7 @@ func inPieces(cfg twin.Config) twin.Config {
 	return cfg
 }
 
-// latency of the directed tests, one way.
+// latency is that of the directed tests, one way.
 const latency = 10 * time.Microsecond
 
 // each runs a directed test once for each form, in virtual time.
@@ -66,8 +66,7 @@ func inBubble(t *testing.T, f func(*testing.T)) {
 	bubble(t, fmt.Sprintf("go test ./session -run '^%s$'", t.Name()), f)
 }
 
-// bubble runs f in a bubble of its own and sees to it that a failure names what
-// replays it.
+// bubble runs f in a bubble of its own. A failure's message names the command that repeats it.
 func bubble(t *testing.T, replay string, f func(*testing.T)) {
 	t.Helper()
 	for !session.IdlePollerGone() {
@@ -98,25 +97,25 @@ func stacks() []byte {
 	return b[:runtime.Stack(b, true)]
 }
 
-// nap lets a bubble's time pass, for those beside the test's own goroutine; nothing
-// here sleeps in real time.
+// nap lets a bubble's time pass, for goroutines other than the test's own. Nothing here sleeps in real
+// time.
 func nap(d time.Duration) { time.Sleep(d) }
 
-// pass lets a bubble's time pass, and waits until all that is due then has been
-// done: no test depends on how fast this machine is. It panics outside of a bubble.
+// pass lets a bubble's time pass, and waits until everything that is due then has been done: no test
+// depends on the speed of this machine. It panics outside of a bubble.
 func pass(d time.Duration) {
 	nap(d)
 	synctest.Wait()
 }
 
-// pair makes two sessions that have negotiated; at the end of the test they are
-// aborted, and must have broken no rule.
+// pair makes two sessions that have negotiated. At the end of the test they are aborted, and must not
+// have broken a rule of the contract.
 func pair(t *testing.T, cfg twin.Config, scfg session.Config) (a, b *session.Session, ea, eb *twin.Endpoint) {
 	t.Helper()
 	return pairOn(t, cfg, scfg, func(e *twin.Endpoint) session.Endpoint { return e })
 }
 
-// pairOn is pair with something around b's endpoint.
+// pairOn is pair with b's endpoint wrapped by around.
 func pairOn(t *testing.T, cfg twin.Config, scfg session.Config, around func(*twin.Endpoint) session.Endpoint) (a, b *session.Session, ea, eb *twin.Endpoint) {
 	t.Helper()
 	ea, eb = twins(t, cfg)
@@ -139,8 +138,8 @@ func pairOn(t *testing.T, cfg twin.Config, scfg session.Config, around func(*twi
 	return a, b, ea, eb
 }
 
-// withoutKeepAlive is a config with keepalive off unless a test asks for it: it looks now
-// and then, and so hides that nobody else does.
+// withoutKeepAlive is a config without keepalive, unless a test sets it. Keepalive polls now and then,
+// and so would hide that nothing else does.
 func withoutKeepAlive(scfg session.Config) session.Config {
 	if scfg.KeepAlive == 0 {
 		scfg.KeepAlive = -1
@@ -148,15 +147,15 @@ func withoutKeepAlive(scfg session.Config) session.Config {
 	return scfg
 }
 
-// twins makes two endpoints that must see no rule broken.
+// twins makes two endpoints. A violation of the contract fails the test.
 func twins(t *testing.T, cfg twin.Config) (a, b *twin.Endpoint) {
 	cfg.Violated = func(v twin.Violation) { t.Error(v) }
 	cfg.MinLatency, cfg.MaxLatency = latency, latency
 	return twin.Pair(cfg)
 }
 
-// idle waits until no goroutine of the sessions is left: time stands still in a
-// bubble whose test function has returned.
+// idle waits until the idle poller has ended: time stands still in a bubble whose test function has
+// returned.
 func idle() {
 	for !session.IdlePollerGone() {
 		nap(time.Millisecond)
@@ -190,7 +189,7 @@ func goWrite(s *session.Session, p []byte) <-chan result {
 	return c
 }
 
-// within waits for a result, for as long as no bound of the session's is.
+// within waits for a result, longer than any of the session's timeouts.
 func within(t *testing.T, c <-chan result) result {
 	t.Helper()
 	select {
@@ -202,7 +201,7 @@ func within(t *testing.T, c <-chan result) result {
 	}
 }
 
-// pattern is n bytes that tell their position.
+// pattern returns n bytes that depend on their position.
 func pattern(n int) []byte {
 	b := make([]byte, n)
 	stream(b, 0, 0, 0)
@@ -224,7 +223,7 @@ func fill(b []byte, v byte) {
 	}
 }
 
-// changed is the index of the first byte that is not v, -1 if there is none.
+// changed returns the index of the first byte that is not v, or -1.
 func changed(b []byte, v byte) int {
 	for i := range b {
 		if b[i] != v {
@@ -248,7 +247,7 @@ func readFull(t *testing.T, s *session.Session, n int) []byte {
 	return b
 }
 
-// writeAll writes data in Writes of size bytes that must not wait.
+// writeAll writes data in Writes of size bytes, none of which may wait.
 func writeAll(t *testing.T, s *session.Session, data []byte, size int) {
 	t.Helper()
 	for len(data) > 0 {

@@ -11,9 +11,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// FuzzHostilePeer: whatever a peer says, a session does not panic, does not
-// hang, keeps to its endpoint's contract and to its memory, and ends when it
-// is told to.
+// FuzzHostilePeer: whatever a peer sends, a session does not panic or hang, keeps to its endpoint's
+// contract and to its memory budget, and ends when it is closed or aborted.
 func FuzzHostilePeer(f *testing.F) {
 	for seed := range uint64(30) {
 		script := make([]byte, 20+10*seed)
@@ -26,8 +25,7 @@ func FuzzHostilePeer(f *testing.F) {
 	f.Fuzz(hostile)
 }
 
-// TestHostilePeer is the fuzz test on scripts of a seed, for those who have no
-// time for fuzzing.
+// TestHostilePeer runs the fuzz test on scripts from fixed seeds, for runs without fuzzing.
 func TestHostilePeer(t *testing.T) {
 	for seed := range uint64(500) {
 		r := rand.New(rand.NewPCG(seed, 8))
@@ -41,7 +39,7 @@ func TestHostilePeer(t *testing.T) {
 	}
 }
 
-// script hands out a fuzzer's bytes; zeros when there are none left.
+// script is a fuzzer's input, which is consumed byte by byte. Further bytes are zeros.
 type script []byte
 
 func (s *script) byte() (b byte) {
@@ -58,7 +56,7 @@ func (s *script) bytes(n int) []byte {
 	return b
 }
 
-// number is at times small, at times what overflows.
+// number returns small numbers and numbers that overflow.
 func (s *script) number() uint64 {
 	b := s.byte()
 	switch b % 8 {
@@ -78,7 +76,7 @@ func (s *script) number() uint64 {
 
 func hostile(t *testing.T, input []byte) {
 	bubble(t, "the script above", func(t *testing.T) {
-		s := script(input[:min(len(input), 1000)]) // longer ones only take longer
+		s := script(input[:min(len(input), 1000)]) // longer ones only take more time
 		ea, eb := twin.Pair(hostileConfig(t, &s))
 		p := newRaw(t, eb)
 		ss := session.New(ea, session.Config{ReceiveBudget: 100_000, CancelTimeout: time.Second, CloseTimeout: time.Second, KeepAlive: time.Minute, OnNote: func([]byte) {}})
@@ -117,7 +115,7 @@ func hostile(t *testing.T, input []byte) {
 	})
 }
 
-// hostileConfig is the kind of endpoint that a script begins with, at times with faults.
+// hostileConfig is the kind of endpoint that the script selects, at times with faults.
 func hostileConfig(t *testing.T, s *script) twin.Config {
 	kinds := []twin.Config{ring, byRead, byBuffer, messages, buffered}
 	cfg := kinds[int(s.byte())%len(kinds)]
@@ -127,7 +125,7 @@ func hostileConfig(t *testing.T, s *script) twin.Config {
 		cfg.Faults = twin.Faults{Expose: 0.3, Local: 0.3, Alloc: 0.3, Busy: 0.2, Short: 0.3, Stray: 0.1}
 	}
 	cfg.Violated = func(v twin.Violation) {
-		// A descriptor or a credit that the peer made up is its own loss.
+		// Descriptors or credits that the peer has made up harm only the peer.
 		if v.End == 0 && v.Kind == twin.Misuse {
 			t.Errorf("%v", v)
 		}
@@ -135,7 +133,7 @@ func hostileConfig(t *testing.T, s *script) twin.Config {
 	return cfg
 }
 
-// sendNegotiate sends a first message, which in most scripts is as it should be.
+// sendNegotiate sends a first message, which is correct in most scripts.
 func (p *raw) sendNegotiate(s *script) {
 	switch s.byte() % 8 {
 	case 0:
@@ -162,17 +160,17 @@ func until(f func() error) <-chan error {
 	return c
 }
 
-// hostilePeer does what its script says.
+// hostilePeer is a peer that acts by a script.
 type hostilePeer struct {
 	*raw
 	*script
 	exposed []byte
-	descs   []session.Descriptor // that it has made or been given
+	descs   []session.Descriptor // that it has made or received
 	lastID  uint64
 }
 
-// act runs the script: for each action a byte for the offer that it is about, a byte for the
-// kind, and what that takes.
+// act runs the script. Each action has a byte that selects an offer, a byte for its kind, and its
+// arguments.
 func (p *hostilePeer) act() {
 	for len(*p.script) > 0 && p.Err() == nil {
 		id := p.lastID
@@ -197,7 +195,7 @@ func (p *hostilePeer) act() {
 	}
 }
 
-// actStream is what concerns the stream and the connection.
+// actStream runs actions on the stream and the connection.
 func (p *hostilePeer) actStream(kind byte) {
 	switch kind {
 	case 0:
@@ -221,7 +219,7 @@ func (p *hostilePeer) actStream(kind byte) {
 	}
 }
 
-// actOffer is what concerns offers.
+// actOffer runs actions on offers.
 func (p *hostilePeer) actOffer(kind byte, id uint64) {
 	switch kind {
 	case 3, 4:
@@ -235,7 +233,7 @@ func (p *hostilePeer) actOffer(kind byte, id uint64) {
 		p.useMemory()
 	case 20:
 		p.send(tRefuse, 0, u64(id)...)
-	case 21: // that it can read
+	case 21: // an offer of memory that exists
 		if p.Memory == nil {
 			break
 		}
@@ -246,7 +244,7 @@ func (p *hostilePeer) actOffer(kind byte, id uint64) {
 	}
 }
 
-// actInbox is what concerns inboxes.
+// actInbox runs actions on inboxes.
 func (p *hostilePeer) actInbox(kind byte) {
 	switch kind {
 	case 22:
@@ -260,7 +258,7 @@ func (p *hostilePeer) actInbox(kind byte) {
 	}
 }
 
-// desc is a descriptor: made up, seen before, or of memory that is there.
+// desc returns a descriptor: made up, seen before, or of memory that exists.
 func (p *hostilePeer) desc() []byte {
 	d := session.Descriptor{Addr: p.number(), Key: p.number(), Len: p.number()}
 	switch p.byte() % 4 {
@@ -282,7 +280,7 @@ func (p *hostilePeer) desc() []byte {
 	return u64(d.Addr, d.Key, d.Len)
 }
 
-// useMemory accesses what the session has offered or opened.
+// useMemory accesses memory that the session has offered or opened.
 func (p *hostilePeer) useMemory() {
 	var ev session.Event
 	for p.Poll(&ev) {

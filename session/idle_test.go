@@ -10,11 +10,11 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// D3: messages are acted on though the application does not read.
+// D3: messages are acted on even if the application does not read.
 func TestActedOnWhileNobodyReads(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		_, _, p := negotiated(t, byRead, session.Config{KeepAlive: -1})
-		pass(time.Hour) // the session has gone to sleep long ago
+		pass(time.Hour) // the idle poller has stopped looking long ago
 		p.send(tPing, 0)
 		p.expect(tPong)
 		p.send(tUrgent, 0, 'u')
@@ -23,10 +23,10 @@ func TestActedOnWhileNobodyReads(t *testing.T) {
 	})
 }
 
-// actedOnWithin is how long a message waits for a session that nobody polls.
+// actedOnWithin is the longest time until a message is acted on in a session in which no operation is.
 const actedOnWithin = 2*16*time.Millisecond + time.Millisecond // docs/ARCHITECTURE.md, When nobody is inside
 
-// offerInTime writes what is offered to a peer that does not read.
+// offerInTime fails if an offered Write to a peer that does not read takes longer than actedOnWithin.
 func offerInTime(t *testing.T, s *session.Session) {
 	t.Helper()
 	began := time.Now()
@@ -40,7 +40,7 @@ func offerInTime(t *testing.T, s *session.Session) {
 
 const offered = 64 << 10
 
-// thereAndBack keeps both ends busy for a spell.
+// thereAndBack keeps both ends busy for the given time.
 func thereAndBack(t *testing.T, a, b *session.Session, spell time.Duration) {
 	t.Helper()
 	for began := time.Now(); time.Since(began) < spell; {
@@ -53,8 +53,8 @@ func thereAndBack(t *testing.T, a, b *session.Session, spell time.Duration) {
 	}
 }
 
-// An offer to an application that has begun to compute, in the middle of a busy spell,
-// waits for two ticks of the idle poller at most.
+// If an application begins to compute after a busy spell, an offer to it waits for two ticks of the idle
+// poller at most.
 func TestActedOnBehindABusySpell(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, _, _ := pair(t, byRead, session.Config{KeepAlive: -1})
@@ -66,8 +66,7 @@ func TestActedOnBehindABusySpell(t *testing.T) {
 	})
 }
 
-// … and so does one to an application that reads little by little what has come long
-// ago, and answers.
+// The same if the application reads, piece by piece, bytes that came long ago, and answers.
 func TestActedOnBehindWhatCameLongAgo(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, _, _ := pair(t, byRead, session.Config{KeepAlive: -1})
@@ -97,8 +96,8 @@ func TestActedOnBehindWhatCameLongAgo(t *testing.T) {
 	})
 }
 
-// A Read that has waited for long uses up what the idle poller had armed: the idle poller looks
-// after the session again.
+// A Read that has waited long uses up the wake-up that the idle poller had armed. The idle poller looks
+// at the session again afterwards.
 func TestActedOnBehindAReadThatWaited(t *testing.T) {
 	for name, cfg := range map[string]twin.Config{"messages": messages, "ring": ring} {
 		t.Run(name, func(t *testing.T) {
@@ -116,13 +115,12 @@ func TestActedOnBehindAReadThatWaited(t *testing.T) {
 	}
 }
 
-// An application that reads what had come before, and sends, does not poll: the idle poller
-// does.
+// Reads of bytes that came before, and Writes with credit, do not poll. The idle poller does.
 func TestActedOnWhileReadsNeedNoPoll(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const all = 300
 		cfg := messages
-		cfg.Limits.Window, cfg.SendQueue = 2*all, 2*all // it does not wait for credit
+		cfg.Limits.Window, cfg.SendQueue = 2*all, 2*all // the application does not wait for credit
 		s, _, p := negotiated(t, cfg, session.Config{})
 		p.send(tData, 0, pattern(all)...)
 		pass(10 * time.Millisecond)
@@ -152,8 +150,7 @@ func TestActedOnWhileReadsNeedNoPoll(t *testing.T) {
 	})
 }
 
-// On a ring, where a Write need not wait and does not poll, urgent data is found by the
-// idle poller.
+// On a ring a Write that has room does not poll. Urgent data is found by the idle poller.
 func TestActedOnWhileItSends(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const bound = 2*32*time.Millisecond + time.Millisecond // docs/ARCHITECTURE.md, When nobody is inside
@@ -179,8 +176,8 @@ func TestActedOnWhileItSends(t *testing.T) {
 	})
 }
 
-// What comes just before the idle poller arms a session is found by its poll after that,
-// and what becomes due is sent.
+// What comes just before the idle poller arms a session is found by its poll after that, and what is due
+// then is sent.
 func TestNothingIsMissedAsTheIdlePollerLeaves(t *testing.T) {
 	begin := func(t *testing.T, cfg twin.Config) (*lateArm, *raw) {
 		e := &lateArm{}
@@ -194,7 +191,7 @@ func TestNothingIsMissedAsTheIdlePollerLeaves(t *testing.T) {
 		inBubble(t, func(t *testing.T) {
 			e, p := begin(t, messages)
 			e.before(func() {
-				for range 12 { // cost credit, and want no answer that would bring it
+				for range 12 { // they cost credit, and cause no reply that would bring the credit back
 					p.send(tPong, 0)
 				}
 				nap(2 * latency)
@@ -208,9 +205,9 @@ func TestNothingIsMissedAsTheIdlePollerLeaves(t *testing.T) {
 			cfg.SendQueue = session.ControlReserve + 1
 			e, p := begin(t, cfg)
 			pass(2 * latency)
-			p.Hold(twin.HoldMessages) // what is under way to the peer stays in the session's queue
+			p.Hold(twin.HoldMessages) // messages on their way to the peer stay in the session's queue
 			for range cfg.SendQueue {
-				if !p.send(tPing, 0) { // the answers fill it
+				if !p.send(tPing, 0) { // the replies fill it
 					t.Fatal("no room for a question")
 				}
 			}
@@ -218,7 +215,7 @@ func TestNothingIsMissedAsTheIdlePollerLeaves(t *testing.T) {
 			e.before(func() {
 				p.send(tPing, 0)
 				nap(2 * latency)
-				e.before(func() { // as there is no room for the answer
+				e.before(func() { // this Arm is for room, as there is none for the reply
 					p.Hold(0)
 					nap(3 * latency)
 				})
@@ -231,7 +228,7 @@ func TestNothingIsMissedAsTheIdlePollerLeaves(t *testing.T) {
 	})
 }
 
-// A session that somebody polls just when the idle poller comes is not forgotten.
+// A session that another goroutine polls just when the idle poller comes stays with the idle poller.
 func TestASessionThatIsPolledAsTheIdlePollerComesIsKept(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &slowPoll{}
@@ -248,7 +245,7 @@ func TestASessionThatIsPolledAsTheIdlePollerComesIsKept(t *testing.T) {
 	})
 }
 
-// However often a peer wakes a session during a poll, one goroutine is there to poll
+// However often a peer wakes a session during a poll, only one goroutine is started that polls
 // afterwards.
 func TestWakesDuringAPollStartOneGoroutine(t *testing.T) {
 	ea, eb := twins(t, ring)
@@ -257,7 +254,7 @@ func TestWakesDuringAPollStartOneGoroutine(t *testing.T) {
 	negotiate(t, a)
 	negotiate(t, b)
 	e.on.Store(true)
-	go a.ReadUrgent(nil) // looks
+	go a.ReadUrgent(nil) // polls
 	<-e.begun
 	const wakes = 1000
 	before := runtime.NumGoroutine()
@@ -275,8 +272,8 @@ func TestWakesDuringAPollStartOneGoroutine(t *testing.T) {
 	}
 }
 
-// A Write that ends disarms what it had armed, and not what a Read that begins just
-// then has armed for itself, nor what that would be woken for.
+// A Write that ends disarms what it had armed itself, but not what a Read that begins just then has
+// armed, and the Read gets its wake-up.
 func TestAReadThatBeginsAsAWriteEndsIsWoken(t *testing.T) {
 	for name, early := range map[string]bool{"and it comes at once": true, "and it comes later": false} {
 		t.Run(name, func(t *testing.T) {
@@ -300,7 +297,7 @@ func TestAReadThatBeginsAsAWriteEndsIsWoken(t *testing.T) {
 						say()
 					}
 				}
-				e.before(func() { // as it is about to sleep
+				e.before(func() { // as the Write is about to sleep
 					e.on.Store(true)
 					s.InterruptWrite(true)
 				})
@@ -322,7 +319,7 @@ func TestAReadThatBeginsAsAWriteEndsIsWoken(t *testing.T) {
 	}
 }
 
-// An idle connection does nothing at all: no polling, no timer.
+// An idle connection costs nothing: no polling and no timer.
 func TestIdleCostsNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, ea, eb := pair(t, byRead, session.Config{KeepAlive: -1})
@@ -330,7 +327,7 @@ func TestIdleCostsNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		readFull(t, b, 1)
-		r := goRead(b, make([]byte, 1)) // one end waits, the other does nothing
+		r := goRead(b, make([]byte, 1)) // a call waits at one end, none at the other
 		pass(time.Second)
 		before := ea.Calls() + eb.Calls()
 		pass(24 * time.Hour)
@@ -346,8 +343,8 @@ func TestIdleCostsNothing(t *testing.T) {
 	})
 }
 
-// A Write leaves bytes for want of room, and the idle poller has found the session idle
-// since that Write began: they are sent when there is room.
+// A Write has left bytes in the send buffer for lack of room, and the idle poller has found the session
+// idle since. The bytes are sent when there is room.
 func TestTheSendBufferOfASessionGoneIdleGoesLater(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := buffered
@@ -357,7 +354,7 @@ func TestTheSendBufferOfASessionGoneIdleGoesLater(t *testing.T) {
 		p.open(s, 100_000)
 		p.Hold(twin.HoldMessages)
 		writeAll(t, s, pattern(400), 100) // the send queue is full
-		pass(300 * time.Millisecond)      // and the session idle
+		pass(300 * time.Millisecond)      // and the session is idle
 		writeAll(t, s, pattern(20_000), 20_000)
 		p.Hold(0)
 		there := time.Now()
@@ -365,21 +362,21 @@ func TestTheSendBufferOfASessionGoneIdleGoesLater(t *testing.T) {
 			p.expect(tData)
 		}
 		p.expect(tFill)
-		if took := time.Since(there); took > time.Second/10 { // until the next look at whether the send buffer is of use
+		if took := time.Since(there); took > time.Second/10 { // otherwise they are sent when the idle poller next looks whether the send buffer is in use
 			t.Errorf("what there was no room for is sent after %v", took)
 		}
 	})
 }
 
-// Shutdown and Close that find no room in the ring, of a session that the idle poller has
-// left, go when there is some.
+// Shutdown and Close that find no room in the ring, of a session at which the idle poller has stopped
+// looking, are sent when there is room.
 func TestShutdownWithoutRoomIsSentLater(t *testing.T) {
 	t.Run("CloseWrite", func(t *testing.T) { withoutRoom(t, (*session.Session).CloseWrite, tShutdown) })
 	t.Run("Close", func(t *testing.T) { withoutRoom(t, (*session.Session).Close, tClose) })
 }
 
 func withoutRoom(t *testing.T, end func(*session.Session) error, said byte) {
-	writes, pongs := -1, -1 // that fill the ring up to control's share, and that too
+	writes, pongs := -1, -1 // how many fill the ring up to control's share, and then that share
 	for range 2 {
 		inBubble(t, func(t *testing.T) {
 			cfg := ring
@@ -401,7 +398,7 @@ func withoutRoom(t *testing.T, end func(*session.Session) error, said byte) {
 				p.send(tPing, 0)
 				pass(time.Second)
 				if s.Stats().MessagesSent == before {
-					pongs = n // now one is owed: the second time there is not
+					pongs = n // this one could not be sent; in the second run none is left over
 					return
 				}
 			}
@@ -428,7 +425,7 @@ func withoutRoom(t *testing.T, end func(*session.Session) error, said byte) {
 	}
 }
 
-// requested fails if the session does not answer a Ping, though nobody is inside.
+// asked fails if the session does not answer a Ping while no operation is in it.
 func asked(t *testing.T, p *raw) {
 	t.Helper()
 	p.send(tPing, 0)

@@ -10,8 +10,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// What is in the inbox is read in its place in the stream, Emptied reports what was
-// read, and the memory is the peer's until it leaves, and until all has been read.
+// Bytes in the inbox are read at their place in the stream, Emptied reports what was read, and the
+// memory stays exposed to the peer until the peer has left and everything was read.
 func TestTheInboxIsReadInItsPlace(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, e, p := negotiated(t, buffered, session.Config{KeepAlive: -1, ReceiveBudget: 40_000})
@@ -36,7 +36,7 @@ func TestTheInboxIsReadInItsPlace(t *testing.T) {
 			t.Error("wrong bytes")
 		}
 		p.expect(tEmptied)
-		p.fill(d, 30_000, data[:10_000]) // to the end
+		p.fill(d, 30_000, data[:10_000]) // up to its end
 		p.fill(d, 0, data[10_000:20_000])
 		p.send(tLeaveInbox, 0)
 		pass(time.Second)
@@ -46,7 +46,7 @@ func TestTheInboxIsReadInItsPlace(t *testing.T) {
 		if got := readFull(t, s, 10_000); !bytes.Equal(got, data[:10_000]) {
 			t.Error("wrong bytes")
 		}
-		p.expect(tEmptied) // for the writer's Close
+		p.expect(tEmptied) // sent because the writer's Close may wait for it
 		if got := readFull(t, s, 10_000); !bytes.Equal(got, data[10_000:20_000]) {
 			t.Error("wrong bytes")
 		}
@@ -60,8 +60,8 @@ func TestTheInboxIsReadInItsPlace(t *testing.T) {
 	})
 }
 
-// A peer that says it has filled what it has not written shows nothing of what other connections
-// had in the memory, neither in its first inbox nor in the next.
+// A peer that sends Fill for bytes which it has not written does not expose what other connections had
+// in this memory, neither in its first inbox nor in the next one.
 func TestAFalseFillShowsNothingOfOthers(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const size = 40_000
@@ -99,8 +99,7 @@ func TestAnInboxThatIsNotUsedIsGivenBack(t *testing.T) {
 	})
 }
 
-// A long Read reports what it has emptied as it goes on, so that the peer can fill it
-// meanwhile.
+// A long Read reports during its copying what it has emptied, so that the peer can fill it meanwhile.
 func TestALongReadReportsWhatItHasEmptied(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		var e *ordered
@@ -123,7 +122,7 @@ func TestALongReadReportsWhatItHasEmptied(t *testing.T) {
 	})
 }
 
-// While there is no room, a later Emptied replaces an earlier one: they do not pile up.
+// While there is no room, a later Emptied replaces an earlier one, so that they do not accumulate.
 func TestALaterEmptiedReplacesAnEarlierOne(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := buffered
@@ -133,12 +132,12 @@ func TestALaterEmptiedReplacesAnEarlierOne(t *testing.T) {
 		pass(2 * latency)
 		p.Hold(twin.HoldMessages)
 		for range cfg.SendQueue {
-			if !p.send(tPing, 0) { // the answers fill the queue
+			if !p.send(tPing, 0) { // the replies fill the queue
 				t.Fatal("no room for a question")
 			}
 		}
 		pass(time.Second)
-		const times = 12 // with more the peer has no credit
+		const times = 12 // with more, the peer would have no credit
 		for range times {
 			if !p.send(tFill, 0, u64(5000)...) {
 				t.Fatal("no room for a Fill")
@@ -157,8 +156,8 @@ func TestALaterEmptiedReplacesAnEarlierOne(t *testing.T) {
 	})
 }
 
-// The inbox is left behind Close too, as an end that goes on delivering is idle. What
-// is in it is read all the same.
+// The inbox is left even after Close, because an end that goes on delivering is idle. The bytes in it
+// are read nevertheless.
 func TestAnInboxIsLeftBehindClose(t *testing.T) {
 	data := pattern(20_000)
 	t.Run("by this end", func(t *testing.T) {
@@ -197,7 +196,7 @@ func TestAnInboxIsLeftBehindClose(t *testing.T) {
 	})
 }
 
-// A peer that has closed writes to its inbox no more: it is given back, though the
+// A peer that has closed does not write to its inbox any more. The inbox is released, even if the
 // session is not closed.
 func TestTheInboxOfAPeerThatHasClosedIsGivenBack(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -223,7 +222,7 @@ func TestTheInboxOfAPeerThatHasClosedIsGivenBack(t *testing.T) {
 	})
 }
 
-// LeaveInbox may come behind Close, as the peer lingers.
+// LeaveInbox may come after Close, because the peer lingers.
 func TestLeaveInboxMayComeBehindClose(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{})
@@ -240,7 +239,7 @@ func TestLeaveInboxMayComeBehindClose(t *testing.T) {
 	})
 }
 
-// A peer that has closed gets no inbox, though its AskInbox came behind that.
+// A peer that has closed gets no inbox, if its AskInbox comes after the Close.
 func TestNoInboxBehindClose(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, ep, p := negotiated(t, buffered, session.Config{})
@@ -258,7 +257,7 @@ func TestNoInboxBehindClose(t *testing.T) {
 	})
 }
 
-// An inbox that is asked for while the one before it has bytes opens behind those.
+// If an inbox is requested while the one before it still has bytes, it opens after these were read.
 func TestTheNextInboxOpensBehindTheLast(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, ep, p := negotiated(t, buffered, session.Config{ReceiveBudget: 50_000})

@@ -9,8 +9,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A Write that is interrupted returns the exact number of bytes that are the
-// peer's, and does not touch its slice any more; the next Write goes on there.
+// A Write that is interrupted returns exactly how many bytes the peer has, and does not touch its slice
+// any more. The next Write continues there.
 func TestAnInterruptedWriteCounts(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		cfg = inPieces(cfg)
@@ -40,7 +40,7 @@ func TestAnInterruptedWriteCounts(t *testing.T) {
 	})
 }
 
-// An interrupted Write stops soon: it waits for what is under way, and begins no more.
+// An interrupted Write stops soon: it waits for what is in progress, and begins nothing more.
 func TestAnInterruptedWriteStopsSoon(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		const size = 8 << 20
@@ -62,8 +62,8 @@ func TestAnInterruptedWriteStopsSoon(t *testing.T) {
 	})
 }
 
-// A Read that is interrupted in the middle of a transfer returns what it has,
-// or nothing; no byte is lost, and none comes later.
+// A Read that is interrupted in the middle of a transfer returns what it has, possibly nothing. No byte
+// is lost, and none comes later.
 func TestAnInterruptedReadLosesNothing(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		cfg = inPieces(cfg)
@@ -86,7 +86,7 @@ func TestAnInterruptedReadLosesNothing(t *testing.T) {
 			if changed(into, usedRead) >= 0 {
 				t.Fatal("the slice was touched after Read returned")
 			}
-			// An expired deadline fails even when data is ready.
+			// An expired deadline makes the Read fail even if data is ready.
 			n, err := b.Read(into)
 			wantErr(t, "Read while interrupted", err, session.ErrInterrupted)
 			if n != 0 {
@@ -101,7 +101,7 @@ func TestAnInterruptedReadLosesNothing(t *testing.T) {
 	})
 }
 
-// An interrupted Read stops soon: it waits for what is under way, and begins no more.
+// An interrupted Read stops soon: it waits for what is in progress, and begins nothing more.
 func TestAnInterruptedReadStopsSoon(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const size = 8 << 20
@@ -123,7 +123,7 @@ func TestAnInterruptedReadStopsSoon(t *testing.T) {
 	})
 }
 
-// WriteBuffers of an interrupted direction sends nothing, not even small slices.
+// WriteBuffers in an interrupted direction sends nothing, not even small slices.
 func TestAnInterruptedWriteBuffersSendsNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, _, _ := pair(t, messages, session.Config{})
@@ -137,8 +137,8 @@ func TestAnInterruptedWriteBuffersSendsNothing(t *testing.T) {
 	})
 }
 
-// A Write that is interrupted behind bytes in the send buffer returns what the peer will
-// have.
+// A Write that is interrupted after some of its bytes are in the send buffer returns how many bytes the
+// peer will have.
 func TestAnInterruptedWriteCountsTheSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, _, _ := pair(t, buffered, session.Config{ReceiveBudget: 50_000, SendBudget: 50_000, Threshold: -1})
@@ -161,8 +161,8 @@ func TestAnInterruptedWriteCountsTheSendBuffer(t *testing.T) {
 	})
 }
 
-// Done may cross Cancel: the peer has everything when it is asked to stop, and both
-// ends agree on that.
+// ReadDone may cross CancelRead: the peer already has everything when it is told to stop, and both ends
+// agree on that.
 func TestDoneMayCrossCancel(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, ea, _ := pair(t, byRead, session.Config{})
@@ -171,9 +171,9 @@ func TestDoneMayCrossCancel(t *testing.T) {
 		pass(time.Second)
 		w := goWrite(a, data)
 		pass(latency / 2)
-		ea.Hold(twin.HoldMessages | twin.HoldWrites) // ReadDone is on its way, and stays there
+		ea.Hold(twin.HoldMessages | twin.HoldWrites) // ReadDone is on its way, and is delayed there
 		pass(time.Second)
-		a.InterruptWrite(true) // Cancel goes out
+		a.InterruptWrite(true) // CancelRead is sent
 		pass(100 * time.Millisecond)
 		ea.Hold(0)
 		x, y := within(t, w), within(t, r)
@@ -181,7 +181,7 @@ func TestDoneMayCrossCancel(t *testing.T) {
 		if (x.n == len(data)) != (x.err == nil) {
 			t.Errorf("Write: %+v", x)
 		}
-		w = goWrite(a, data[x.n:]) // at times nothing
+		w = goWrite(a, data[x.n:]) // possibly no bytes
 		copy(into[y.n:], readFull(t, b, len(data)-y.n))
 		within(t, w)
 		if !bytes.Equal(into, data) {
@@ -190,8 +190,8 @@ func TestDoneMayCrossCancel(t *testing.T) {
 	})
 }
 
-// D12: a peer that does not stop a cancelled transfer in time costs the
-// connection; when Write or Read has returned, its slice is not touched.
+// D12: if a peer does not stop a cancelled transfer in time, the connection is ended. When Write or Read
+// has returned, its slice is not touched any more.
 func TestCancelIsBounded(t *testing.T) {
 	for name, hold := range map[string]twin.Hold{
 		"a Write whose peer goes on reading": twin.HoldReads,
@@ -234,7 +234,7 @@ func TestCancelIsBounded(t *testing.T) {
 	}
 }
 
-// Nor does a Read wait longer for a transfer of its own that does not end.
+// A Read waits no longer than CancelTimeout for a transfer of its own that does not end.
 func TestACancelledReadIsBounded(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, e, p := negotiated(t, byRead, session.Config{CancelTimeout: 3 * time.Second, KeepAlive: -1})
@@ -263,8 +263,8 @@ func TestACancelledReadIsBounded(t *testing.T) {
 	})
 }
 
-// A Write that is stopped while the peer reads its bytes requests no inbox for the rest, which it does
-// not write.
+// A Write that is stopped while the peer reads its bytes requests no inbox for the rest, as it does not
+// write that.
 func TestAStoppedWriteRequestsNoInbox(t *testing.T) {
 	for name, stop := range map[string]func(*session.Session){
 		"interrupted": func(s *session.Session) { s.InterruptWrite(true) },

@@ -12,7 +12,7 @@ import (
 func TestKeepAliveFindsASilentPeer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, ea, _ := pair(t, messages, session.Config{KeepAlive: 10 * time.Second})
-		pass(time.Hour) // both ends answer
+		pass(time.Hour) // each end answers the other's Pings
 		if _, err := a.Write([]byte("x")); err != nil {
 			t.Fatal(err)
 		}
@@ -29,7 +29,7 @@ func TestKeepAliveFindsASilentPeer(t *testing.T) {
 	})
 }
 
-// A peer gets three Pings, an interval apart, before it is given up.
+// A peer gets three Pings, an interval apart, before the connection is given up.
 func TestKeepAliveSendsThreePings(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, messages, session.Config{KeepAlive: time.Second})
@@ -48,13 +48,13 @@ func TestKeepAliveSendsThreePings(t *testing.T) {
 	})
 }
 
-// What counts are Pings in a row without a Pong.
+// Keepalive counts Pings in a row without a Pong.
 func TestKeepAliveCountsInARow(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, messages, session.Config{KeepAlive: time.Second})
 		for range 10 {
-			pass(3 * time.Second / 2) // expect waits for one; at the first look nothing is asked
-			p.expect(tPing)           // lost
+			pass(3 * time.Second / 2) // expect waits for the first Ping; at the first look none is sent
+			p.expect(tPing)           // this one is not answered
 			pass(time.Second / 2)
 			p.expect(tPing)
 			p.send(tPong, 0)
@@ -65,8 +65,8 @@ func TestKeepAliveCountsInARow(t *testing.T) {
 	})
 }
 
-// An interval that is set counts from then on, and is the one that keepalive has when
-// it is switched on again.
+// An interval counts from the time at which it is set, and is kept when keepalive is switched off and on
+// again.
 func TestAKeepAlivePeriodCountsFromThenOn(t *testing.T) {
 	for _, again := range []bool{false, true} {
 		inBubble(t, func(t *testing.T) {
@@ -87,8 +87,8 @@ func TestAKeepAlivePeriodCountsFromThenOn(t *testing.T) {
 	}
 }
 
-// A period without its unit, nanoseconds, is a second, as the kernel has it for TCP: a
-// peer that lives has time to answer.
+// A period below a second, as of a caller who has forgotten the unit, counts as a second, as in the
+// kernel's TCP. So a live peer has time to answer.
 func TestAKeepAlivePeriodIsASecondAtLeast(t *testing.T) {
 	for _, configured := range []time.Duration{time.Hour, 30} {
 		inBubble(t, func(t *testing.T) {
@@ -105,7 +105,7 @@ func TestAKeepAlivePeriodIsASecondAtLeast(t *testing.T) {
 	}
 }
 
-// Without keepalive a silent peer is not found; switched on, it is.
+// Without keepalive a silent peer is not found. It is once keepalive is switched on.
 func TestKeepAliveMayBeOff(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, _, ea, _ := pair(t, messages, session.Config{KeepAlive: -1})
@@ -122,8 +122,8 @@ func TestKeepAliveMayBeOff(t *testing.T) {
 	})
 }
 
-// Switched on again, keepalive has the interval that it had, and the default if it
-// was off from the start.
+// Keepalive that is switched on again has the interval that it had, or the default if it was off from
+// the start.
 func TestKeepAliveOnAgainHasItsPeriod(t *testing.T) {
 	for _, c := range []struct{ configured, interval time.Duration }{
 		{2 * time.Second, 2 * time.Second},
@@ -139,7 +139,7 @@ func TestKeepAliveOnAgainHasItsPeriod(t *testing.T) {
 				t.Errorf("Read: %+v", x)
 			case <-time.After(24 * time.Hour):
 			}
-			a.KeepAlivePeriod(-1) // as it was
+			a.KeepAlivePeriod(-1) // the interval stays as it was
 			a.KeepAliveOn(true)
 			began := time.Now()
 			wantErr(t, "Read", within(t, r).err, syscall.ETIMEDOUT)
@@ -150,7 +150,7 @@ func TestKeepAliveOnAgainHasItsPeriod(t *testing.T) {
 	}
 }
 
-// Keepalive does not replace the reason of an end that nobody has read yet.
+// Keepalive does not replace the cause of an end that no call has returned yet.
 func TestKeepAliveEndsWithTheConnection(t *testing.T) {
 	for what, end := range map[string]func(*session.Session){
 		"Abort":        (*session.Session).Abort,
@@ -168,7 +168,7 @@ func TestKeepAliveEndsWithTheConnection(t *testing.T) {
 	}
 }
 
-// The end that keepalive finds is told where no operation would find out.
+// When keepalive finds the peer dead, the layer above is notified, even if no operation is in progress.
 func TestKeepAliveTellsTheEnd(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		scfg, notes := noted()

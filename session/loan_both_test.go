@@ -49,7 +49,7 @@ func peeked(t *testing.T, s *session.Session, n, most int) (got []byte) {
 	return got
 }
 
-// Bytes that were filled or read where they lie are the stream's, among those of Write and
+// Bytes that were written or read in lent memory are part of the stream, between those of Write and
 // Read, and are counted.
 func TestLentBytesAreOfTheStream(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
@@ -95,8 +95,8 @@ func TestLentBytesAreOfTheStream(t *testing.T) {
 	})
 }
 
-// Commit and Discard without a loan, or of more than was lent, are errors that change
-// nothing but end the loan.
+// Commit and Discard without a loan, or of more than was lent, are errors. They send or take nothing,
+// and end the loan.
 func TestALoanIsNoLargerThanItself(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{})
@@ -127,7 +127,7 @@ func TestALoanIsNoLargerThanItself(t *testing.T) {
 	})
 }
 
-// While memory is lent for writing, a Write and another Reserve wait; control does not.
+// While memory is lent for writing, a Write and another Reserve wait, but control messages do not.
 func TestAWriteWaitsForTheEndOfALoan(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{})
@@ -159,8 +159,8 @@ func TestAWriteWaitsForTheEndOfALoan(t *testing.T) {
 	})
 }
 
-// While bytes are lent for reading, a Read waits, another Peek lends the same, and what
-// comes is acted on at once.
+// While bytes are lent for reading, a Read waits, another Peek lends the same bytes, and messages that
+// come are acted on at once.
 func TestAReadWaitsForTheEndOfALoan(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, messages, session.Config{})
@@ -194,8 +194,7 @@ func TestAReadWaitsForTheEndOfALoan(t *testing.T) {
 	})
 }
 
-// What is lent stays as it is, though this end closes, or its reading side, and the peer
-// goes on writing.
+// Lent bytes do not change while this end closes or aborts and the peer goes on writing.
 func TestLentBytesStayThoughThisEndCloses(t *testing.T) {
 	ends := map[string]func(*session.Session) error{
 		"Close": (*session.Session).Close,
@@ -205,7 +204,7 @@ func TestLentBytesStayThoughThisEndCloses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, cfg twin.Config) {
 				a, b, _, _ := pair(t, cfg, session.Config{SendBudget: 64 << 10, ReceiveBudget: 64 << 10})
-				for range 4 { // the second may find an inbox
+				for range 4 { // the second time there may be an inbox
 					writeAll(t, a, pattern(20_000), 20_000)
 					readFull(t, b, 20_000)
 				}
@@ -240,8 +239,7 @@ func TestLentBytesStayThoughThisEndCloses(t *testing.T) {
 	}
 }
 
-// A session that has ended keeps what is lent until the end of the loan, and then it is
-// not sent.
+// A session that has ended keeps lent room until the end of the loan. Its bytes are not sent any more.
 func TestClosedWaitsForTheEndOfALoan(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, ea, _ := pair(t, cfg, session.Config{})
@@ -274,7 +272,7 @@ func TestClosedWaitsForTheEndOfALoan(t *testing.T) {
 	})
 }
 
-// A loan behind which the connection ends, or this direction, is not sent, and why.
+// If the connection, or this direction, ends during a loan, Commit sends nothing and returns why.
 func TestALoanThatCannotBeSent(t *testing.T) {
 	cases := map[string]struct {
 		end  func(a, b *session.Session, eb *twin.Endpoint)
@@ -300,7 +298,7 @@ func TestALoanThatCannotBeSent(t *testing.T) {
 	}
 }
 
-// Reserve and Peek end as Write and Read do.
+// Reserve and Peek are interrupted as Write and Read are.
 func TestReserveAndPeekAreInterrupted(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 10_000})
@@ -333,7 +331,7 @@ func TestReserveAndPeekAreInterrupted(t *testing.T) {
 	})
 }
 
-// A loan that finds what it needs at once is no wait that polling has ended.
+// A loan that is available at once does not count as a wait that polling has ended.
 func TestALoanWithoutAWaitIsNoPoll(t *testing.T) {
 	a, b, _, _ := pair(t, ring, session.Config{Spin: 20 * time.Microsecond})
 	const loans = 10
@@ -347,7 +345,7 @@ func TestALoanWithoutAWaitIsNoPoll(t *testing.T) {
 	if polls := a.Stats().Polls - before; polls != 0 {
 		t.Errorf("%d waits are counted", polls)
 	}
-	testenv.Eventually(t, time.Minute, func() error { // all has come
+	testenv.Eventually(t, time.Minute, func() error { // until all of it has come
 		var last [1]byte
 		if _, err := b.ReadUrgent(last[:]); err != nil || last[0] != loans-1 {
 			return fmt.Errorf("urgent: %d, %v", last[0], err)

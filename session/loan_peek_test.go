@@ -13,18 +13,18 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// peek lends bytes that there must be, or will be.
+// peek lends bytes that have come or will come.
 func peek(t *testing.T, s *session.Session) []byte {
 	t.Helper()
 	b, err := s.Peek()
 	if err != nil || len(b) == 0 || cap(b) != len(b) {
 		t.Fatalf("Peek: %d of %d bytes, %v", len(b), cap(b), err)
 	}
-	t.Cleanup(func() { s.Discard(0) }) // of a test that has failed
+	t.Cleanup(func() { s.Discard(0) }) // for a test that has failed
 	return b
 }
 
-// readLent reads n bytes where they lie.
+// readLent reads n bytes in lent memory.
 func readLent(t *testing.T, s *session.Session, n int) (got []byte) {
 	t.Helper()
 	for len(got) < n {
@@ -44,8 +44,8 @@ func goPeek(s *session.Session) <-chan result {
 	return c
 }
 
-// Peek and Discard give the stream that Read gives, however it came and however much of a
-// piece is discarded.
+// Peek and Discard return the same stream as Read, whichever way it came and however much of a piece is
+// discarded.
 func TestPeekedBytesAreTheStream(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, inPieces(cfg), session.Config{ReceiveBudget: 100_000})
@@ -107,7 +107,7 @@ func TestPeekedBytesAreTheStream(t *testing.T) {
 	})
 }
 
-// What was lent and not discarded, a Read gets.
+// A Read returns what was lent and not discarded.
 func TestAReadGetsWhatWasNotDiscarded(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{})
@@ -154,7 +154,7 @@ func TestDiscardOfWhatWasNotLent(t *testing.T) {
 	})
 }
 
-// A Read during a loan waits, and gets what comes behind what is discarded.
+// A Read during a loan waits, and then returns what follows the discarded bytes.
 func TestAReadWaitsForDiscard(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{})
@@ -177,14 +177,14 @@ func TestAReadWaitsForDiscard(t *testing.T) {
 	})
 }
 
-// While a Read waits for the end of a loan, the peer is answered: neither does it find this
-// end dead, nor does its Write wait for more than room.
+// During a loan the peer is answered, whether or not a Read waits for the end of the loan: the peer does
+// not find this end dead, and its Write waits only for room.
 func TestThePeerIsAnsweredDuringALoan(t *testing.T) {
 	for _, reads := range []bool{false, true} {
 		each(t, func(t *testing.T, cfg twin.Config) {
 			ea, eb := twins(t, cfg)
 			a := session.New(ea, session.Config{KeepAlive: time.Second})
-			b := session.New(eb, session.Config{KeepAlive: -1}) // which would look now and then
+			b := session.New(eb, session.Config{KeepAlive: -1}) // keepalive would poll now and then
 			t.Cleanup(func() {
 				a.Abort()
 				b.Abort()
@@ -220,7 +220,7 @@ func TestThePeerIsAnsweredDuringALoan(t *testing.T) {
 	}
 }
 
-// The peer's offer is taken up during a loan, as far as it is fetched ahead.
+// During a loan the peer's offer is fetched ahead, as far as that goes without a Read.
 func TestAnOfferIsTakenUpDuringALoan(t *testing.T) {
 	for _, reads := range []bool{false, true} {
 		each(t, func(t *testing.T, cfg twin.Config) {
@@ -279,8 +279,8 @@ func TestAPeekThatWaitsEnds(t *testing.T) {
 // readerEnds are the ways in which a connection ends for b, which reads.
 var readerEnds = map[string]struct {
 	do   func(a, b *session.Session, ea *twin.Endpoint)
-	rest bool  // it can still be read
-	want error // of what comes then
+	rest bool  // what was written before can still be read
+	want error // what follows that; nil: any
 }{
 	"Close":             {func(a, b *session.Session, ea *twin.Endpoint) { b.Close() }, false, session.ErrClosed},
 	"Abort":             {func(a, b *session.Session, ea *twin.Endpoint) { b.Abort() }, false, session.ErrClosed},
@@ -290,8 +290,9 @@ var readerEnds = map[string]struct {
 	"peer's death":      {func(a, b *session.Session, ea *twin.Endpoint) { ea.Kill() }, false, nil},
 }
 
-// However a connection ends while bytes are lent, that returns promptly, and they stay in
-// place until Discard. Behind them come the rest, and the end that a Read finds.
+// However a connection ends while bytes are lent, the call that ends it returns promptly, and the bytes
+// stay in place until Discard. The rest follows them, and then the end, which is the same for Peek and
+// Read.
 func TestTheEndWhileBytesAreLent(t *testing.T) {
 	for name, end := range readerEnds {
 		for _, size := range []int{1000, 10_000, 60_000} { // a message, a send buffer, an offer
@@ -302,11 +303,11 @@ func TestTheEndWhileBytesAreLent(t *testing.T) {
 					w := goWrites(a, data, size)
 					skip := 0
 					if size > 1000 {
-						skip = 1100 // it has begun, and what is lent is not the message of an offer
+						skip = 1100 // a Read has begun the offer, so that its message is not what is lent
 						readFull(t, b, skip)
 					}
 					pass(time.Second)
-					written := len(w) == 1 // all of it: the ring has no room for the longest
+					written := len(w) == 1 // all of it; a ring has no room for the largest size
 					lent := peek(t, b)
 					want := bytes.Clone(lent)
 					if !bytes.Equal(lent, data[skip:skip+len(lent)]) {
@@ -317,7 +318,7 @@ func TestTheEndWhileBytesAreLent(t *testing.T) {
 					if d := time.Since(began); d > 3*time.Second {
 						t.Errorf("it took %v", d)
 					}
-					pass(5 * time.Second) // a peer that is closed gives up after 10
+					pass(5 * time.Second) // the peer of a session that is closed gives up after 10
 					if !bytes.Equal(lent, want) || eb.Retired() || !isOpen(b) {
 						t.Errorf("what is lent was touched, or given back: %v", eb.Retired())
 					}
@@ -369,7 +370,7 @@ func (p peekerOf) Read(b []byte) (int, error) {
 	return n, p.s.Discard(n)
 }
 
-// Behind Close, the inbox is not the peer's to fill again where it is lent, until the end of the loan.
+// After Close, the peer may not fill the lent part of the inbox again until the end of the loan.
 func TestWhatIsLentOfTheInboxIsNotFilledAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{ReceiveBudget: 40_000})
@@ -407,7 +408,7 @@ func TestWhatIsLentOfTheInboxIsNotFilledAgain(t *testing.T) {
 	})
 }
 
-// An inbox that the peer leaves while it is lent is given back after that.
+// An inbox that the peer leaves while bytes of it are lent is given back at the end of the loan.
 func TestAnInboxThatIsLeftWhileItIsLent(t *testing.T) {
 	for _, ending := range []byte{tLeaveInbox, tClose, tAbort} {
 		inBubble(t, func(t *testing.T) {
@@ -458,7 +459,7 @@ func TestAFillThatWrapsIsLentInPieces(t *testing.T) {
 	})
 }
 
-// The message of an offer is lent first, then the chunks that were fetched ahead.
+// The bytes in an offer's message are lent first, then the chunks that were fetched ahead.
 func TestTheFirstPartOfAnOfferIsLent(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, _, _ := pair(t, byRead, session.Config{})
@@ -480,8 +481,8 @@ func TestTheFirstPartOfAnOfferIsLent(t *testing.T) {
 	})
 }
 
-// An exclusive loan waits for the end of any other one, and any other one for its end: no byte is lent
-// to both.
+// An exclusive loan waits for the end of any other one, and any other one waits for its end: no byte is
+// lent twice at a time.
 func TestExclusiveLoansWait(t *testing.T) {
 	shared := func(s *session.Session) ([]byte, error) { return s.Peek() }
 	exclusive := func(s *session.Session) ([]byte, error) { return s.PeekExclusive(true) }

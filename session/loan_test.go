@@ -15,18 +15,18 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// reserve lends room that there must be at once.
+// reserve lends room that has to be available at once.
 func reserve(t *testing.T, s *session.Session, n int) []byte {
 	t.Helper()
 	room, err := s.Reserve(n)
 	if err != nil || len(room) == 0 || len(room) > n {
 		t.Fatalf("Reserve(%d): %d bytes, %v", n, len(room), err)
 	}
-	t.Cleanup(func() { s.Commit(0) }) // of a test that has failed
+	t.Cleanup(func() { s.Commit(0) }) // for a test that has failed
 	return room
 }
 
-// writeLent writes all of data in lent memory.
+// writeLent writes all of data through lent memory.
 func writeLent(t *testing.T, s *session.Session, data []byte) {
 	t.Helper()
 	for len(data) > 0 {
@@ -38,7 +38,7 @@ func writeLent(t *testing.T, s *session.Session, data []byte) {
 	}
 }
 
-// goReserve is a Reserve whose room is committed as it is.
+// goReserve reserves n bytes and commits them unchanged.
 func goReserve(s *session.Session, n int) <-chan result {
 	c := make(chan result, 1)
 	go func() {
@@ -82,7 +82,7 @@ func goReadAll(s *session.Session) <-chan []byte {
 	return c
 }
 
-// isOpen reports whether the session has not given everything back.
+// isOpen reports whether the session has not ended yet.
 func isOpen(s *session.Session) bool {
 	select {
 	case <-s.Closed():
@@ -92,7 +92,7 @@ func isOpen(s *session.Session) bool {
 	}
 }
 
-// What is committed has the place in the stream that a Write would have.
+// Committed bytes have the same place in the stream as those of a Write.
 func TestCommittedBytesComeInOrder(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{SendBudget: 300_000}) // the send buffer wraps
@@ -111,7 +111,7 @@ func TestCommittedBytesComeInOrder(t *testing.T) {
 				}
 			default:
 				room := reserve(t, a, len(part))
-				part = part[:min(len(room), r.IntN(len(part)+1))] // also none
+				part = part[:min(len(room), r.IntN(len(part)+1))] // possibly none
 				fill(room[copy(room, part):], usedRoom)
 				if err := a.Commit(len(part)); err != nil {
 					t.Fatal(err)
@@ -158,7 +158,7 @@ func TestCommitOfWhatWasNotLent(t *testing.T) {
 	})
 }
 
-// Reserve of no byte, or of fewer, lends at least one.
+// Reserve of no bytes, or of a negative number, lends at least one.
 func TestReserveLendsAtLeastOneByte(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, _, _, _ := pair(t, cfg, session.Config{})
@@ -171,7 +171,7 @@ func TestReserveLendsAtLeastOneByte(t *testing.T) {
 	})
 }
 
-// Reserve of more than there can be lends what there is.
+// Reserve of more than is possible lends as much as is possible.
 func TestReserveOfAnyLength(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{})
@@ -194,7 +194,7 @@ var after = map[string]func(*session.Session, []byte) <-chan result{
 	"Reserve":      func(s *session.Session, p []byte) <-chan result { return goReserve(s, len(p)) },
 }
 
-// A Write during a loan goes behind what is committed.
+// The bytes of a Write during a loan follow those that are committed.
 func TestAWriteWaitsForCommit(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		for _, size := range []int{2, 3000, 30_000, 100_000} {
@@ -224,7 +224,7 @@ func TestAWriteWaitsForCommit(t *testing.T) {
 	})
 }
 
-// A Write that waits for Commit ends by its deadline and by Close, and the loan does not.
+// A Write that waits for Commit ends at its deadline and by Close, but the loan does not.
 func TestAWriteThatWaitsForCommitEnds(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		for name, end := range map[string]struct {
@@ -267,7 +267,7 @@ func TestAWriteThatWaitsForCommitEnds(t *testing.T) {
 				pass(time.Second)
 				want := end.want
 				if want == syscall.ECONNRESET {
-					want = syscall.EPIPE // it has been told
+					want = syscall.EPIPE // the Write has returned the reset
 				}
 				wantErr(t, name+": Commit", a.Commit(len(room)), want)
 			}
@@ -275,7 +275,7 @@ func TestAWriteThatWaitsForCommitEnds(t *testing.T) {
 	})
 }
 
-// Commit does not wait, so a deadline that has passed since Reserve does not matter.
+// Commit does not wait, so it does not matter whether a deadline has passed since Reserve.
 func TestCommitBehindTheDeadline(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{})
@@ -315,7 +315,8 @@ func TestUrgentDataOvertakesALoan(t *testing.T) {
 	})
 }
 
-// A second WriteUrgent waits for a loan of the provider's room for messages.
+// A second WriteUrgent during a loan waits for its end: it needs room of the provider for data, as the
+// first one has used control's.
 func TestUrgentDataDuringALongLoan(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{})
@@ -343,13 +344,13 @@ func TestUrgentDataDuringALongLoan(t *testing.T) {
 	})
 }
 
-// However a connection ends while room is lent, that returns promptly, the room stays in
-// place until Commit, Commit sends nothing, and then the session holds nothing more.
+// However a connection ends while room is lent, the call that ends it returns promptly, the room stays
+// in place until Commit, Commit sends nothing, and then the session keeps nothing more.
 func TestTheEndWhileRoomIsLent(t *testing.T) {
 	type ends struct {
 		do   func(a, b *session.Session, ea, eb *twin.Endpoint)
 		want error // of Commit
-		read error // of the peer, behind what was written before
+		read error // for the peer, after what was written before
 	}
 	for name, end := range map[string]ends{
 		"CloseWrite":   {func(a, b *session.Session, ea, eb *twin.Endpoint) { a.CloseWrite() }, session.ErrClosed, io.EOF},
@@ -363,7 +364,7 @@ func TestTheEndWhileRoomIsLent(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, cfg twin.Config) {
 				if name == "dead network" && cfg.Limits.Ring() {
-					return // there is none
+					return // a ring has no network
 				}
 				a, b, ea, eb := pair(t, cfg, session.Config{KeepAlive: time.Second})
 				writeAll(t, a, []byte("before"), 6)
@@ -383,7 +384,7 @@ func TestTheEndWhileRoomIsLent(t *testing.T) {
 				}
 				want := end.want
 				if name == "peer's death" && cfg.Limits.Ring() {
-					want = nil // as by Close
+					want = nil // the same as after Close
 				}
 				if err := a.Commit(len(room)); !errors.Is(err, want) {
 					t.Errorf("Commit: %v, want %v", err, want)
@@ -405,7 +406,7 @@ func TestTheEndWhileRoomIsLent(t *testing.T) {
 	}
 }
 
-// Close is over only with the loan, and another loan is not to be had.
+// After Close there are no more loans.
 func TestNoLoanAfterClose(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{})
@@ -422,8 +423,8 @@ func TestNoLoanAfterClose(t *testing.T) {
 	})
 }
 
-// A connection of which two loans are open when it ends gives nothing back before both are
-// over, in either order.
+// If two loans are open when a connection ends, the session ends only when both have ended, in either
+// order.
 func TestTwoLoansAcrossClose(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		for _, readFirst := range []bool{true, false} {
@@ -451,7 +452,8 @@ func TestTwoLoansAcrossClose(t *testing.T) {
 	})
 }
 
-// Without credits, and with the send buffer full, Reserve waits; room comes as the peer reads.
+// When credit or the ring is used up and the send buffer is full, Reserve waits. Room comes as the peer
+// reads.
 func TestReserveWaitsForRoom(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{SendBudget: 60_000, ReceiveBudget: 60_000})
@@ -497,7 +499,7 @@ func TestAReserveThatWaitsForRoomEnds(t *testing.T) {
 			"Close":      {func(a, b *session.Session) { go a.Close() }, session.ErrClosed},
 			"Abort":      {func(a, b *session.Session) { go a.Abort() }, session.ErrClosed},
 			"CloseWrite": {func(a, b *session.Session) { go a.CloseWrite() }, session.ErrClosed},
-			"peer gone":  {func(a, b *session.Session) { go b.Close() }, syscall.ECONNRESET}, // with that unread
+			"peer gone":  {func(a, b *session.Session) { go b.Close() }, syscall.ECONNRESET}, // with unread bytes, so a reset
 			"peer reset": {func(a, b *session.Session) { go b.Abort() }, syscall.ECONNRESET},
 		} {
 			a, b, _, _ := pair(t, cfg, session.Config{SendBudget: 60_000, ReceiveBudget: 60_000})
@@ -520,12 +522,12 @@ func TestAReserveThatWaitsForRoomEnds(t *testing.T) {
 				t.Errorf("%s: %v, want %v", name, r.err, end.want)
 			}
 			go a.Abort()
-			<-a.Closed() // nothing is lent
+			<-a.Closed() // nothing is lent, so this does not wait for a loan
 		}
 	})
 }
 
-// A send buffer that is lent is in use, however long nothing is written.
+// A send buffer that is lent counts as in use, however long nothing is written.
 func TestALentBufferIsNotIdle(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, e, p := negotiated(t, buffered, session.Config{})
@@ -548,7 +550,7 @@ func TestALentBufferIsNotIdle(t *testing.T) {
 		if got, _ := in.read(n); !bytes.Equal(got, data[20_000:20_000+n]) {
 			t.Error("wrong bytes")
 		}
-		pass(2 * time.Second) // an idle send buffer is kept for one to two
+		pass(2 * time.Second) // an idle send buffer is kept for one to two seconds
 		p.expect(tLeaveInbox)
 		if left := e.Left(); left.Allocated != 0 {
 			t.Errorf("kept: %+v", left)
@@ -556,7 +558,7 @@ func TestALentBufferIsNotIdle(t *testing.T) {
 	})
 }
 
-// A send buffer that cannot be registered while it is lent leaves in messages.
+// If a send buffer cannot be registered any more while it is lent, the committed bytes go in messages.
 func TestALentBufferThatCannotBeRegistered(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, w, p := failing(t)
@@ -579,7 +581,7 @@ func TestALentBufferThatCannotBeRegistered(t *testing.T) {
 			t.Errorf("%d attempts to write", w.failed.Load())
 		}
 		at := 20_000 + n
-		writeLent(t, s, data[at:at+20_000]) // the send buffer is given back
+		writeLent(t, s, data[at:at+20_000]) // after that the session leaves the inbox
 		p.expect(tLeaveInbox)
 		if got := p.data(20_000); !bytes.Equal(got, data[at:at+20_000]) {
 			t.Error("wrong bytes behind it")
@@ -587,8 +589,8 @@ func TestALentBufferThatCannotBeRegistered(t *testing.T) {
 	})
 }
 
-// What is committed to a registered send buffer that is empty does not wait: small pieces go as
-// messages, larger ones to the inbox, in their order.
+// Bytes that are committed to an empty send buffer are sent at once: small pieces in messages, larger
+// ones to the inbox, in their order.
 func TestSmallLoansOfARegisteredBufferGoAsMessages(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{})
@@ -627,14 +629,14 @@ func TestAWriteThatWaitsForCommitSleeps(t *testing.T) {
 	})
 }
 
-// Who waits for the queue of RDMA writes sleeps until one has completed.
+// An operation that waits for room in the queue of RDMA writes sleeps until one has completed.
 func TestWhoWaitsForRDMAWritesSleeps(t *testing.T) {
 	for what, start := range after {
 		inBubble(t, func(t *testing.T) {
 			narrow := buffered
 			narrow.RDMAQueue = 1
 			a, b, ea, _ := pair(t, narrow, session.Config{SendBudget: 60_000})
-			for range 2 { // the second through an inbox
+			for range 2 { // the second time through an inbox
 				writeAll(t, a, pattern(10_000), 10_000)
 				readFull(t, b, 10_000)
 				pass(100 * time.Millisecond)
@@ -665,7 +667,7 @@ func TestWhoWaitsForRDMAWritesSleeps(t *testing.T) {
 	}
 }
 
-// Room of the send buffer that is given back unused wakes the Write that waits for it.
+// When a loan of the send buffer ends unused, a Write that waits for it is woken.
 func TestAWriteIsWokenByACommitOfNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{})
@@ -685,7 +687,7 @@ func TestAWriteIsWokenByACommitOfNothing(t *testing.T) {
 	})
 }
 
-// A small loan stays behind what the send buffer has not sent.
+// A small loan's bytes follow what the send buffer has not sent yet.
 func TestASmallLoanStaysBehindTheSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{})
@@ -702,8 +704,8 @@ func TestASmallLoanStaysBehindTheSendBuffer(t *testing.T) {
 	})
 }
 
-// A peer that has closed is sent nothing of what is committed then, and what was lent before stays lent: a
-// Reserve behind that fails, as it lends nothing.
+// After the peer's Close, Reserve still lends once, but committed bytes are not sent. While that loan is
+// open, or one from before the Close, another Reserve fails at once.
 func TestReserveAndCommitBehindThePeersClose(t *testing.T) {
 	for name, cfg := range map[string]twin.Config{"messages": messages, "ring": ring} {
 		for lent, before := range map[string]bool{"lent before": true, "lent behind": false} {

@@ -9,8 +9,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// timedLook is an endpoint on which a look at how it ended takes a millisecond: virtual time
-// passes for a Write that polls.
+// timedLook is an endpoint on which Err takes a millisecond, so that virtual time passes for a Write
+// that polls.
 type timedLook struct{ *twin.Endpoint }
 
 func (e timedLook) Err() error {
@@ -18,7 +18,7 @@ func (e timedLook) Err() error {
 	return e.Endpoint.Err()
 }
 
-// polled runs f in a bubble where polling is not held up by what happened before.
+// polled runs f in a bubble in which waits may poll, whatever slow yields there were before.
 func polled(t *testing.T, f func(*testing.T)) {
 	for began, w := time.Now(), new(spin.Wait); ; {
 		if w.Begin(new(spin.History), time.Hour) {
@@ -32,17 +32,17 @@ func polled(t *testing.T, f func(*testing.T)) {
 	inBubble(t, f)
 }
 
-// polls is for how long the waits of these tests poll.
+// polls is how long the waits of these tests poll.
 const polls = 100 * time.Millisecond
 
-// A wait polls on as long as bytes move, each time within its polling time; when none do, it
-// sleeps, and polls again once they move.
+// A wait goes on polling as long as bytes move, each time for its polling time. When none have moved for
+// that long, it sleeps, and polls again when bytes move.
 func TestAWaitPollsWhileBytesMove(t *testing.T) {
 	polled(t, func(t *testing.T) {
 		s, _, _, _ := pair(t, byRead, session.Config{Spin: -1})
 		s.SetSpin(polls)
 		looks, after, slept := 0, 0, s.Stats().Sleeps
-		const moves = 400 // until so many looks bytes move
+		const moves = 400 // bytes move during so many looks
 		s.Await(func() bool {
 			nap(time.Millisecond)
 			looks++
@@ -54,14 +54,14 @@ func TestAWaitPollsWhileBytesMove(t *testing.T) {
 			case looks < moves && looks%60 == 0:
 				s.Move()
 			case looks == moves:
-				for i := range 2 { // a wait behind one that polled in vain does not poll
+				for i := range 2 { // twice, because the wait after one that polled in vain does not poll
 					time.AfterFunc(time.Duration(1+i)*time.Second, func() { s.Move(); s.WakeRead() })
 				}
 			}
 			if n == 2 {
 				after++
 			}
-			return after < 50 // within its polling time
+			return after < 50 // less than its polling time
 		})
 		if n := s.Stats().Sleeps - slept; n != 2 || after < 50 {
 			t.Errorf("%d looks, and it slept %d times", looks, n)
@@ -72,7 +72,8 @@ func TestAWaitPollsWhileBytesMove(t *testing.T) {
 	})
 }
 
-// Bytes move where an RDMA read completes, and where the peer says what it has taken.
+// A completed RDMA read counts as a move of bytes, and so does a message of the peer about what it has
+// taken.
 func TestWhatMovesIsCounted(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, _, _ := pair(t, inPieces(byRead), session.Config{})
@@ -92,12 +93,11 @@ func TestWhatMovesIsCounted(t *testing.T) {
 	})
 }
 
-// A Write whose offer takes long sleeps without polling, and polls when the peer says that
-// the end is near.
+// A Write whose offer takes long sleeps without polling, and polls once the peer has sent NearDone.
 func TestAWriteSleepsUntilTheEndIsNear(t *testing.T) {
 	polled(t, func(t *testing.T) {
 		s, _, p := negotiatedOn(t, inPieces(byRead), session.Config{KeepAlive: -1, Spin: -1}, func(e *twin.Endpoint) session.Endpoint { return timedLook{e} })
-		s.SetSpin(polls) // Negotiate, if it polled, would let no time pass
+		s.SetSpin(polls) // not before: no time would pass for a Negotiate that polls
 		data, before := pattern(60_000), s.Stats()
 		w := goWrite(s, data)
 		d := p.expect(tOfferRead)
@@ -119,8 +119,8 @@ func TestAWriteSleepsUntilTheEndIsNear(t *testing.T) {
 	})
 }
 
-// The reader of an offer tells that the end is near behind each of the last RDMA reads but the
-// last, and of a short offer not at all.
+// The reader of an offer sends NearDone after each of the last RDMA reads but the very last, and none
+// for a short offer.
 func TestTheReaderTellsThatTheEndIsNear(t *testing.T) {
 	for size, want := range map[int]int{10_000: 0, 40_000: 3, 90_000: 3} {
 		inBubble(t, func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestTheReaderTellsThatTheEndIsNear(t *testing.T) {
 	}
 }
 
-// While there is no credit, one NearDone waits for it, however often the end is near.
+// While there is no credit, one NearDone waits for it, even if several are due.
 func TestOneNearDoneWaitsForCredit(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const size = 40_000
@@ -162,8 +162,8 @@ func TestOneNearDoneWaitsForCredit(t *testing.T) {
 	})
 }
 
-// readOffer has a Read take all of an offer by the raw peer, to where one of inPieces' blocks of
-// memory begins, as the number of RDMA reads counts.
+// readOffer makes a Read take a whole offer of the raw peer. The Read's slice begins where one of
+// inPieces' blocks of memory begins, so that the number of RDMA reads is known.
 func readOffer(t *testing.T, s *session.Session, p *raw, size int) {
 	t.Helper()
 	d, err := p.Expose(pattern(size), session.RemoteRead)

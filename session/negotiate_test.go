@@ -13,8 +13,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// N1, N2: the first message is the negotiation, of at most 256 bytes, and announces how
-// many messages may come.
+// N1, N2: the first message is the Negotiate, of at most 256 bytes, and has the number of messages that
+// the peer may send.
 func TestTheFirstMessageIsNegotiation(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		_, _, p := rawPair(t, byRead, session.Config{})
@@ -28,8 +28,7 @@ func TestTheFirstMessageIsNegotiation(t *testing.T) {
 	})
 }
 
-// N3: a negotiation message that comes long before the acceptor looks costs
-// nothing.
+// N3: a Negotiate that comes long before the acceptor polls is kept.
 func TestEarlyNegotiationIsKept(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := byRead
@@ -46,8 +45,7 @@ func TestEarlyNegotiationIsKept(t *testing.T) {
 	})
 }
 
-// N4: Negotiate ends when the peer's message has come, not before, and its
-// context bounds the wait.
+// N4: Negotiate returns when the peer's message has come, not before, and its context bounds the wait.
 func TestNegotiateWaitsForThePeersMessage(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := rawPair(t, byRead, session.Config{})
@@ -61,8 +59,8 @@ func TestNegotiateWaitsForThePeersMessage(t *testing.T) {
 	})
 }
 
-// What is not this protocol, or another version of it, is refused with a reason; what a
-// later version may add is ignored.
+// A first message of another protocol or version is refused with a reason. What a later version may add
+// is ignored.
 func TestAStrangerIsRefusedWithAReason(t *testing.T) {
 	good := parameters(version, 24, 4096, 0)
 	with := func(at int, v ...byte) []byte {
@@ -108,7 +106,7 @@ func TestAStrangerIsRefusedWithAReason(t *testing.T) {
 	}
 }
 
-// A ring on one end and a queue pair on the other are no pair.
+// An end with a ring refuses a peer with credits.
 func TestARingTakesNoCredits(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := rawPair(t, ring, session.Config{})
@@ -139,8 +137,7 @@ func TestNegotiationEndsWithThePeer(t *testing.T) {
 	}
 }
 
-// An endpoint without room for the negotiation message has some later: that ends
-// nothing.
+// If the endpoint has no room for Negotiate yet, the session waits for room.
 func TestNegotiationWaitsForRoom(t *testing.T) {
 	for name, cfg := range map[string]twin.Config{"messages": messages, "ring": ring} {
 		t.Run(name, func(t *testing.T) {
@@ -167,7 +164,7 @@ func TestNegotiationWaitsForRoom(t *testing.T) {
 	}
 }
 
-// An accepting end sends nothing until the dialer's message has come, and then its own.
+// An accepting end sends its Negotiate only when the dialer's has come, and nothing before.
 func TestAcceptingEndIsSilentUntilTheDialerNegotiates(t *testing.T) {
 	for name, cfg := range forms {
 		t.Run(name, func(t *testing.T) {
@@ -193,7 +190,7 @@ func TestAcceptingEndIsSilentUntilTheDialerNegotiates(t *testing.T) {
 	}
 }
 
-// noRoom is an endpoint without room for control messages, until there is.
+// noRoom is an endpoint without room for control messages until room is set.
 type noRoom struct {
 	*twin.Endpoint
 	room atomic.Bool
@@ -206,8 +203,8 @@ func (e *noRoom) ReserveControl(n int) []byte {
 	return e.Endpoint.ReserveControl(n)
 }
 
-// What has come behind the peer's negotiation message is left alone, whoever is woken for it,
-// until this end's has been sent: the answer would overtake it.
+// What has come after the peer's Negotiate is not handled, whoever is woken for it, until this end's
+// Negotiate has been sent: a reply would overtake it.
 func TestNothingIsTakenBeforeNegotiationHasBeenSent(t *testing.T) {
 	for name, cfg := range forms {
 		t.Run(name, func(t *testing.T) {
@@ -261,14 +258,14 @@ func FuzzNegotiate(f *testing.F) {
 			if (err == nil) != valid {
 				t.Fatalf("% x: %v", first, err)
 			}
-			if err == nil && le.Uint32(first[header+8:]) <= uint32(cfg.Limits.Window) { // else this peer has not what it announces
+			if err == nil && le.Uint32(first[header+8:]) <= uint32(cfg.Limits.Window) { // otherwise this peer lacks the receive buffers that it announces
 				keepsTo(t, s, p, le.Uint32(first[header+8:]), le.Uint32(first[header+12:]))
 			}
 		})
 	})
 }
 
-// validParameters judges a first message by docs/PROTOCOL.md.
+// validParameters decides by docs/PROTOCOL.md whether a first message is valid.
 func validParameters(m []byte, ring bool) bool {
 	if len(m) < header+40 || m[0] != tNegotiate || string(m[header:header+4]) != "SANc" || le.Uint16(m[header+4:]) != version {
 		return false
@@ -280,8 +277,8 @@ func validParameters(m []byte, ring bool) bool {
 	return ring || credits >= 16 && credits <= 1<<20
 }
 
-// keepsTo checks that a session sends no message larger than maxMsg, and no more of them
-// than there are credits, while nothing is dropped at the peer; 0: without limit.
+// keepsTo checks that a session sends no message larger than maxMsg, and no more messages than credits,
+// while the peer deals with none. If credits is 0, the number is not limited.
 func keepsTo(t *testing.T, s *session.Session, p *raw, credits, maxMsg uint32) {
 	w := goWrite(s, pattern(50_000))
 	n := uint32(0)
@@ -300,8 +297,8 @@ func keepsTo(t *testing.T, s *session.Session, p *raw, credits, maxMsg uint32) {
 	within(t, w)
 }
 
-// An end that has no memory for an inbox or to read by RDMA announces neither, and opens no inbox
-// for a peer that asks all the same.
+// An end whose memory cannot serve as an inbox or be read into by RDMA announces neither, and opens no
+// inbox for a peer that requests one nevertheless.
 func TestARingAnnouncesNoMemory(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		_, e, p := rawPair(t, ring, session.Config{})
@@ -317,8 +314,8 @@ func TestARingAnnouncesNoMemory(t *testing.T) {
 	})
 }
 
-// An end that is closed before it was negotiated ends in order where its peer understands that, and
-// otherwise at once: it sends nothing that the peer would take for a bad negotiation.
+// An end that is closed before it was negotiated ends in order if its peer can tell that from a bad
+// negotiation, and otherwise at once, without sending anything.
 func TestCloseBeforeNegotiation(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cfg      twin.Config
@@ -362,8 +359,8 @@ func TestCloseBeforeNegotiation(t *testing.T) {
 	}
 }
 
-// Close does not wait for a Negotiate that begins after it has ended all operations, as one on a
-// goroutine of its own can, and retires the endpoint: Negotiate must not use that any more.
+// Close does not wait for a Negotiate that begins, on another goroutine, after Close has ended all
+// operations. As Close retires the endpoint, Negotiate must not use it any more.
 func TestNegotiateBesideClose(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &secondErr{}
@@ -376,7 +373,7 @@ func TestNegotiateBesideClose(t *testing.T) {
 		err := errors.New("Close has not looked at the endpoint")
 		act := func() { err = s.Negotiate(context.Background()) }
 		e.act.Store(&act)
-		e.asked.Store(1) // Close's first look, behind the end of all operations
+		e.asked.Store(1) // so that act runs in Close's first look after the end of all operations
 		if err := s.Close(); err != nil {
 			t.Errorf("Close: %v", err)
 		}

@@ -15,13 +15,13 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// noted is a Config whose session passes the peer's notes on.
+// noted returns a Config whose session sends the peer's notes to the channel.
 func noted() (session.Config, <-chan []byte) {
 	c := make(chan []byte, 20)
 	return session.Config{OnNote: func(note []byte) { c <- note }}, c
 }
 
-// wantNote waits for the peer's next note; "": for the end in its place.
+// wantNote waits for the peer's next note, or for the end of the connection if want is empty.
 func wantNote(t *testing.T, c <-chan []byte, want string) {
 	t.Helper()
 	select {
@@ -34,7 +34,7 @@ func wantNote(t *testing.T, c <-chan []byte, want string) {
 	}
 }
 
-// sendNote is SendNote, which has to succeed.
+// sendNote sends a note, which has to succeed.
 func sendNote(t *testing.T, s *session.Session, note string) {
 	t.Helper()
 	if err := s.SendNote([]byte(note)); err != nil {
@@ -42,8 +42,8 @@ func sendNote(t *testing.T, s *session.Session, note string) {
 	}
 }
 
-// Positions count the bytes that each way of writing has taken, and each way of reading
-// has given.
+// WritePosition counts the bytes that each way of writing has taken, and ReadPosition those that each
+// way of reading has returned.
 func TestPositionsCountWhatWasTakenAndGiven(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		scfg, notes := noted()
@@ -89,8 +89,8 @@ func TestPositionsCountWhatWasTakenAndGiven(t *testing.T) {
 	})
 }
 
-// A note needs nobody to read, nor room for data, and bytes that are written behind it come
-// behind it.
+// A note needs neither a Read at the peer nor room for data, and bytes that are written after it do not
+// overtake it.
 func TestANoteNeedsNobodyToRead(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		scfg, notes := noted()
@@ -105,7 +105,7 @@ func TestANoteNeedsNobodyToRead(t *testing.T) {
 		if at := a.WritePosition(); uint64(x.n) != at {
 			t.Errorf("the Write took %d bytes, the position is %d", x.n, at)
 		}
-		sendNote(t, a, "here") // an InterruptWrite does not concern it
+		sendNote(t, a, "here") // InterruptWrite has no effect on it
 		wantNote(t, notes, "here")
 		a.InterruptWrite(false)
 		w = goWrite(a, []byte("returned"))
@@ -119,7 +119,7 @@ func TestANoteNeedsNobodyToRead(t *testing.T) {
 	})
 }
 
-// A note that has to wait for room goes before the bytes that are written behind it.
+// A note that waits for room is sent before the bytes that are written after it.
 func TestNothingGoesBeforeANoteThatWaits(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &noControl{}
@@ -132,7 +132,7 @@ func TestNothingGoesBeforeANoteThatWaits(t *testing.T) {
 		w := goWrite(s, []byte("returned"))
 		pass(time.Second)
 		e.full = false
-		p.send(tPing, 0) // it looks
+		p.send(tPing, 0) // makes the session look
 		if note := p.expect(tNote); string(note) != "first" {
 			t.Errorf("the note %q", note)
 		}
@@ -145,7 +145,7 @@ func TestNothingGoesBeforeANoteThatWaits(t *testing.T) {
 	})
 }
 
-// Notes come before the end of the connection, and a few at a time.
+// A note has 1 to maxNote bytes, and comes before Close. Any other note ends the connection.
 func TestANoteOutOfPlaceEndsTheConnection(t *testing.T) {
 	note := says(tNote, 0, 'n')
 	for name, tt := range map[string]struct {
@@ -180,7 +180,7 @@ func TestANoteOutOfPlaceEndsTheConnection(t *testing.T) {
 	}
 }
 
-// More notes than the layer above can have in the life of a session are a flood.
+// More notes than a session ever needs wait for the layer above: that ends the connection.
 func TestAFloodOfNotesEndsTheConnection(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		stuck := make(chan struct{})
@@ -195,7 +195,7 @@ func TestAFloodOfNotesEndsTheConnection(t *testing.T) {
 	})
 }
 
-// SendNote fails where a Write would, but for the end of this end's stream.
+// SendNote fails when a Write would, except after the end of this end's stream.
 func TestSendNoteFails(t *testing.T) {
 	for name, tt := range map[string]struct {
 		before func(a, b *session.Session)
@@ -219,7 +219,7 @@ func TestSendNoteFails(t *testing.T) {
 	}
 }
 
-// The end of the connection comes behind the notes, once, though nobody reads or writes.
+// The end of the connection is reported after the notes, once, even if no Read or Write is in progress.
 func TestTheEndComesBehindTheNotes(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		scfg, notes := noted()
@@ -233,8 +233,8 @@ func TestTheEndComesBehindTheNotes(t *testing.T) {
 	})
 }
 
-// On a ring, notes may be sent while the peer's negotiation message is still awaited. (The race
-// detector looks at what both use.)
+// On a ring, notes may be sent while the peer's Negotiate has not come yet. The race detector checks
+// what both use.
 func TestNotesBesideNegotiate(t *testing.T) {
 	for range 50 {
 		ea, eb := twin.Pair(twin.Config{})
@@ -262,8 +262,8 @@ func TestNotesBesideNegotiate(t *testing.T) {
 	}
 }
 
-// An end that has come before Negotiate is told behind it, as the peer's first message is still
-// there.
+// If the connection has ended before Negotiate, the end is reported after it: the peer's first message
+// is still to be handled.
 func TestAnEndThatWasBeforeNegotiate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ea, eb := twin.Pair(twin.Config{})
@@ -287,7 +287,7 @@ func TestAnEndThatWasBeforeNegotiate(t *testing.T) {
 	})
 }
 
-// Who gets a note may close the session, or wait for whoever closes it.
+// OnNote may close the session, even by a call that waits for it.
 func TestOnNoteMayClose(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		var b *session.Session
@@ -309,7 +309,8 @@ func TestOnNoteMayClose(t *testing.T) {
 	})
 }
 
-// What is taken belongs to the layer above alone, deadlines aside, until it is given back.
+// A direction that was taken belongs to the layer above alone, which deadlines do not concern, until it
+// is given back.
 func TestTakenOperations(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{})
@@ -341,8 +342,8 @@ func TestTakenOperations(t *testing.T) {
 	})
 }
 
-// What ends the stream behind the note by which the peer's taker leaves ends it for the taker alone: the
-// program had more to say.
+// If the peer's layer above sends the note by which it leaves, and then ends the stream, only the layer
+// above here reads EOF. For the program that stream was cut, as the peer's program had more to write.
 func TestAnEndForTheTaker(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		scfg := session.Config{OnNote: func([]byte) {}}
@@ -359,7 +360,7 @@ func TestAnEndForTheTaker(t *testing.T) {
 			if n, err := b.ReadTaken(make([]byte, 1), nil); n != 0 || err != io.EOF {
 				t.Errorf("ReadTaken: %d, %v", n, err)
 			}
-			for _, cut := range []bool{false, true} { // false: the note was another one
+			for _, cut := range []bool{false, true} { // false: as if the note had been another one
 				b.GiveBackRead(cut)
 				want := io.EOF
 				if cut && !before {
@@ -375,7 +376,7 @@ func TestAnEndForTheTaker(t *testing.T) {
 	})
 }
 
-// CloseUnread is a reset behind all that was written, though the session has nothing unread.
+// CloseUnread is a reset after everything that was written, even if the session has nothing unread.
 func TestCloseUnreadIsAReset(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{})
@@ -392,7 +393,7 @@ func TestCloseUnreadIsAReset(t *testing.T) {
 	})
 }
 
-// starver is an endpoint for whose ring no memory is left, while has is false.
+// starver is an endpoint whose ring gets no memory while has is false.
 type starver struct {
 	*twin.Endpoint
 	has *atomic.Bool
@@ -401,9 +402,9 @@ type starver struct {
 func (s starver) Starved() bool { return !s.has.Load() }
 func (s starver) Spare() int64  { return 0 }
 
-// A Write that waits for memory which others have used up is reported, each second, if its peer takes
-// nothing meanwhile; it goes on waiting. Of one that is only slow nothing is reported, nor where there is memory
-// again.
+// A Write that waits for memory which others have used up is reported each second, as long as the peer
+// takes nothing, and goes on waiting. A Write that makes progress is not reported, nor one for which
+// there is memory again.
 func TestAStarvingWriteIsReported(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		starved := make(chan []byte, 20)
@@ -416,7 +417,7 @@ func TestAStarvingWriteIsReported(t *testing.T) {
 			sent <- err
 		}()
 		p := make([]byte, 16<<10)
-		for range 10 { // for longer than a Write is left to wait
+		for range 10 { // for longer than a Write waits before it is reported
 			pass(300 * time.Millisecond)
 			if _, err := a.Read(p); err != nil {
 				t.Fatal(err)
@@ -446,7 +447,7 @@ func TestAStarvingWriteIsReported(t *testing.T) {
 	})
 }
 
-// strictWake is an endpoint that wakes for nothing but what it is armed for.
+// strictWake is an endpoint that wakes the session only for what is armed.
 type strictWake struct {
 	lateArm
 	session.Waker
@@ -469,8 +470,8 @@ func (e *strictWake) Wake(ev session.Events) {
 	}
 }
 
-// An end that comes behind a note, as the session is about to be armed again, is told, though the
-// endpoint wakes nobody for it.
+// An end that comes after a note, just before the session is armed again, is reported, even if the
+// endpoint does not wake the session for it.
 func TestAnEndBeforeArmIsTold(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		scfg, notes := noted()

@@ -9,8 +9,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// The wire as docs/PROTOCOL.md has it, written down once more: a test that
-// took these numbers from the session could not see one change.
+// The constants of docs/PROTOCOL.md, repeated: tests that took them from the session would not notice a
+// change.
 const (
 	tNegotiate  = 1
 	tData       = 2
@@ -39,11 +39,11 @@ const (
 	version = 9
 )
 
-// raw is a peer without a session: it says what a test wants.
+// raw is a peer without a session, which sends what a test requires.
 type raw struct {
 	t *testing.T
 	*twin.Endpoint
-	session.Memory        // nil: none
+	session.Memory        // nil: the endpoint has none
 	dropped        uint32 // messages that cost credit and were dropped, for the header
 }
 
@@ -53,13 +53,13 @@ func newRaw(t *testing.T, e *twin.Endpoint) *raw {
 	return p
 }
 
-// rawPair makes a session whose peer is the test.
+// rawPair makes a session whose peer is controlled by the test.
 func rawPair(t *testing.T, cfg twin.Config, scfg session.Config) (*session.Session, *twin.Endpoint, *raw) {
 	t.Helper()
 	return rawPairOn(t, cfg, scfg, func(e *twin.Endpoint) session.Endpoint { return e })
 }
 
-// rawPairOn is rawPair, with something of the test's around the session's endpoint.
+// rawPairOn is rawPair with the session's endpoint wrapped by around.
 func rawPairOn(t *testing.T, cfg twin.Config, scfg session.Config, around func(*twin.Endpoint) session.Endpoint) (*session.Session, *twin.Endpoint, *raw) {
 	t.Helper()
 	cfg.MinLatency, cfg.MaxLatency = latency, latency
@@ -124,14 +124,14 @@ func descriptor(b []byte) session.Descriptor {
 	return session.Descriptor{Addr: le.Uint64(b), Key: le.Uint64(b[8:]), Len: le.Uint64(b[16:])}
 }
 
-// rawInbox is one that the test has opened for the session.
+// rawInbox is an inbox that the test has opened for the session.
 type rawInbox struct {
 	p   *raw
 	mem []byte
 	at  int // the next byte to be read
 }
 
-// read takes n bytes that Fills speak of, and says how many Fills those were.
+// read takes n bytes that Fills announce, and returns how many Fills there were.
 func (in *rawInbox) read(n int) (b []byte, fills int) {
 	in.p.t.Helper()
 	for ; len(b) < n; fills++ {
@@ -144,13 +144,13 @@ func (in *rawInbox) read(n int) (b []byte, fills int) {
 	return b, fills
 }
 
-// emptied tells the session what has been read.
+// emptied sends how much has been read.
 func (in *rawInbox) emptied() { in.p.send(tEmptied, 0, u64(0, uint64(in.at))...) }
 
 // Wake implements session.Waker.
 func (*raw) Wake(session.Events) {}
 
-// send sends a message; false: there is no room, or the connection is over.
+// send sends a message, and returns false if there is no room or the connection has ended.
 func (p *raw) send(typ, flags byte, body ...byte) bool {
 	m := make([]byte, header, header+len(body))
 	m[0], m[1] = typ, flags
@@ -158,7 +158,7 @@ func (p *raw) send(typ, flags byte, body ...byte) bool {
 	return p.sendBytes(append(m, body...))
 }
 
-// sendBytes is send, with the header as it stands in m.
+// sendBytes is send for a message with its header.
 func (p *raw) sendBytes(m []byte) bool {
 	reserve, commit := p.ReserveControl, p.CommitControl
 	if len(m) > session.MaxControl {
@@ -172,7 +172,7 @@ func (p *raw) sendBytes(m []byte) bool {
 	return true
 }
 
-// recv takes the next message, waiting for up to a second; nil: there is none.
+// recv takes the next message, for which it waits up to a second. It returns nil if none comes.
 func (p *raw) recv() []byte {
 	for range 10_000 {
 		var ev session.Event
@@ -192,8 +192,7 @@ func (p *raw) recv() []byte {
 	return nil
 }
 
-// expect takes the next message that is not Credit, and fails if it is not of
-// the type.
+// expect takes the next message that is not a Credit, and fails if it is of another type.
 func (p *raw) expect(typ byte) []byte {
 	p.t.Helper()
 	for {
@@ -220,15 +219,15 @@ func (p *raw) data(n int) (b []byte) {
 	return b
 }
 
-// open answers the session's question with an inbox of n bytes, which a Write had
-// to ask for first; its bytes come as messages.
+// open makes the session request an inbox by a Write, whose bytes come as messages, and opens one of n
+// bytes.
 func (p *raw) open(s *session.Session, n int) *rawInbox {
 	p.t.Helper()
 	p.asked(s)
 	return p.give(n)
 }
 
-// asked has the session ask for an inbox.
+// asked makes the session request an inbox.
 func (p *raw) asked(s *session.Session) {
 	p.t.Helper()
 	first := pattern(p.Limits().Inbox)
@@ -242,7 +241,7 @@ func (p *raw) asked(s *session.Session) {
 	}
 }
 
-// give answers that.
+// give answers that request with an inbox of n bytes.
 func (p *raw) give(n int) *rawInbox {
 	p.t.Helper()
 	in := &rawInbox{p: p, mem: make([]byte, n)}
@@ -251,11 +250,11 @@ func (p *raw) give(n int) *rawInbox {
 		p.t.Fatal(err)
 	}
 	p.send(tInbox, 0, u64(0, d.Addr, d.Key, d.Len)...)
-	pass(time.Second / 2) // it is left after one without a Write
+	pass(time.Second / 2) // the session leaves an inbox after one without a Write
 	return in
 }
 
-// ask has the session open an inbox for the test.
+// ask makes the session open an inbox for the test.
 func (p *raw) ask() session.Descriptor {
 	p.t.Helper()
 	p.send(tAskInbox, 0)

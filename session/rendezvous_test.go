@@ -12,7 +12,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// D4, D5: small Writes go in messages, large ones by rendezvous.
+// D4, D5: small Writes go in messages, and large ones by rendezvous.
 func TestLargeWritesAreOffered(t *testing.T) {
 	roomy := twin.Config{Limits: withLimits(byRead, func(l *session.Limits) { l.MaxMessage = 64 << 10 })}
 	for _, tt := range []struct {
@@ -44,8 +44,8 @@ func TestLargeWritesAreOffered(t *testing.T) {
 	}
 }
 
-// D6, D7: each side's abilities decide about the form; with none, or none left
-// by the operator, nothing is offered.
+// D6, D7: the abilities of both ends decide the form. If neither is possible, or the operator has
+// disabled them, nothing is offered.
 func TestBothEndsDecideTheForm(t *testing.T) {
 	for name, tt := range map[string]struct {
 		a, b    session.Limits
@@ -85,13 +85,13 @@ func withLimits(c twin.Config, f func(*session.Limits)) session.Limits {
 	return l
 }
 
-// D9: memory that cannot be registered is sent otherwise.
+// D9: what cannot be registered is sent in another way.
 func TestMemoryThatCannotBeRegisteredIsSentOtherwise(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cfg    twin.Config
 		faults twin.Faults
-		writes uint64 // counted, of one
-		reads  bool   // counted
+		writes uint64 // Writes that are counted, of one
+		reads  bool   // Reads are counted
 	}{
 		"offered":            {byRead, twin.Faults{Expose: 1}, 1, false},
 		"read into":          {byRead, twin.Faults{Local: 1, Alloc: 1}, 0, true},
@@ -122,8 +122,8 @@ func TestMemoryThatCannotBeRegisteredIsSentOtherwise(t *testing.T) {
 	}
 }
 
-// A Write is counted, too, whose memory is known beforehand not to be registered: it goes
-// another way without a try. One whose connection has ended is not.
+// A Write whose memory is known not to be registrable is counted too: it goes another way without an
+// attempt. One whose connection has ended is not counted.
 func TestMemoryThatIsNeverRegisteredIsCounted(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiatedOn(t, buffered, session.Config{KeepAlive: -1}, withMemory(func(m session.Memory) session.Memory {
@@ -153,8 +153,8 @@ func TestMemoryThatIsNeverRegisteredIsCounted(t *testing.T) {
 	})
 }
 
-// A Read's slice is read into where that pays, which is looked at once for each Write; the bytes
-// are copied to it elsewhere. A threshold in the Config decides by itself.
+// RDMA reads go into a Read's slice if that pays, which is decided once for each Write, and otherwise
+// into chunks, from which the Read copies. A threshold in the Config decides alone.
 func TestAReadsSliceIsReadIntoWhereThatPays(t *testing.T) {
 	const size, writes = 300_000, 3
 	for _, tt := range []struct {
@@ -208,12 +208,12 @@ func TestAReadsSliceIsReadIntoWhereThatPays(t *testing.T) {
 	}
 }
 
-// filled is memory that is told whether it pays to be read into.
+// filled is memory for which the test decides whether it pays to be read into.
 type filled struct {
 	session.Memory
 	pays  bool
 	err   error
-	looks int // of the reader's goroutine alone
+	looks int // only the reader's goroutine uses it
 }
 
 func (f *filled) PaysToFill([]byte) (bool, error) {
@@ -221,14 +221,14 @@ func (f *filled) PaysToFill([]byte) (bool, error) {
 	return f.pays, f.err
 }
 
-// unregistrable is memory of which nothing proves that it stays.
+// unregistrable is memory that is never registered, because it may change its pages unnoticed.
 type unregistrable struct{ session.Memory }
 
 func (unregistrable) PaysToOffer([]byte) (bool, error) {
 	return false, errors.New("memory of unknown kind")
 }
 
-// An offer that the peer refuses ends short: the rest comes as payload, in order.
+// An offer that the peer refuses ends short. The rest goes as payload, in order.
 func TestARefusedOfferEndsShort(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, byRead, session.Config{KeepAlive: -1})
@@ -240,7 +240,7 @@ func TestARefusedOfferEndsShort(t *testing.T) {
 		if b := p.expect(tCancelRead); uint64(le.Uint32(b)) != id {
 			t.Fatalf("it takes %d back instead of %d", le.Uint32(b), id)
 		}
-		behind := goWrite(s, []byte("behind")) // nothing may come before the answer
+		behind := goWrite(s, []byte("behind")) // no message of it may come before the reply
 		if m := p.recv(); m != nil && m[0] != tCredit {
 			t.Fatalf("a message of type %d", m[0])
 		}
@@ -277,7 +277,7 @@ func TestAnOfferIsCancelledOnce(t *testing.T) {
 	})
 }
 
-// An offer stays behind what the send buffer could not send.
+// An offer follows what the send buffer could not send yet.
 func TestAnOfferStaysBehindTheSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{})
@@ -294,12 +294,11 @@ func TestAnOfferStaysBehindTheSendBuffer(t *testing.T) {
 	})
 }
 
-// A Write has its memory back when it returns, whichever way it has ended: nobody has access
-// to it any more.
+// However a Write ends, the peer has no access to its memory any more when it returns.
 func TestAWriteRevokesItsMemory(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, e, p := negotiated(t, byRead, session.Config{})
-		for _, read := range []uint64{19_000, 500} { // all but what comes with the offer, and a part
+		for _, read := range []uint64{19_000, 500} { // all but what is in the offer's message, and a part
 			w := goWrite(s, pattern(19_000+offeredInline))
 			id := uint64(le.Uint32(p.expect(tOfferRead)))
 			if got := e.Left().Exposed; got != 1 {
@@ -321,7 +320,7 @@ func TestAWriteRevokesItsMemory(t *testing.T) {
 	})
 }
 
-// An offer that ends because nobody reads any more is a reset, without another word of the peer.
+// An offer that ends because the peer reads no more is a reset, without a further message of the peer.
 func TestAnOfferThatNobodyReadsIsAReset(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, byRead, session.Config{})

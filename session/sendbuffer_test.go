@@ -13,8 +13,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// D8: Writes of moderate size return at once, and go through the peer's inbox,
-// round and round; small ones go as messages.
+// D8: Writes of moderate size return at once, and go through the peer's inbox, whose memory is used
+// again and again. Small ones go in messages.
 func TestModerateWritesGoThroughTheInbox(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{KeepAlive: -1})
@@ -28,7 +28,7 @@ func TestModerateWritesGoThroughTheInbox(t *testing.T) {
 			in.emptied()
 			pass(time.Second / 100)
 		}
-		pass(time.Second) // what is said is heard
+		pass(time.Second) // for all messages to be handled
 		writeAll(t, s, data[:500], 100)
 		if got := p.data(500); !bytes.Equal(got, data[:500]) {
 			t.Error("wrong bytes of small Writes")
@@ -39,8 +39,8 @@ func TestModerateWritesGoThroughTheInbox(t *testing.T) {
 	})
 }
 
-// An inbox is asked for once Writes that it would serve amount to enough, since the last
-// one was left.
+// An inbox is requested once the Writes that it would serve amount to enough, counted since the last
+// inbox was left.
 func TestAnInboxIsForMoreThanOneWrite(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		seldom := buffered
@@ -59,7 +59,7 @@ func TestAnInboxIsForMoreThanOneWrite(t *testing.T) {
 			if write(2) {
 				t.Error("an inbox for 20,000 bytes")
 			}
-			pass(time.Minute) // however much later
+			pass(time.Minute) // it does not matter when the next Write comes
 			if !write(1) {
 				t.Error("no inbox for 30,000 bytes")
 			}
@@ -71,7 +71,7 @@ func TestAnInboxIsForMoreThanOneWrite(t *testing.T) {
 	})
 }
 
-// A long Write goes on through the inbox as soon as that is there.
+// The rest of a long Write goes through the inbox as soon as there is one.
 func TestTheInboxServesTheWriteThatAskedForIt(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		dear := buffered
@@ -91,7 +91,7 @@ func TestTheInboxServesTheWriteThatAskedForIt(t *testing.T) {
 	})
 }
 
-// The three ways meet at two sizes, also where a message could take more.
+// Two sizes separate the three ways of a Write, even if a message could take more.
 func TestTheWaysMeet(t *testing.T) {
 	const buffer, offer = 8 << 10, 32 << 10
 	ways := withLimits(buffered, func(l *session.Limits) { l.MaxMessage, l.Inbox = 64<<10, buffer })
@@ -126,8 +126,8 @@ func TestTheWaysMeet(t *testing.T) {
 	})
 }
 
-// A small Write follows what is in the send buffer at once if there is room for all of it, and
-// waits otherwise.
+// A small Write follows the bytes in the send buffer without waiting if there is room for all of it, and
+// otherwise waits.
 func TestSmallWritesBehindTheSendBuffer(t *testing.T) {
 	const inbox, buffer = 2 << 10, 2900
 	limits := withLimits(buffered, func(l *session.Limits) { l.MaxMessage, l.Inbox, l.InboxAfter = 1<<10, inbox, 1 })
@@ -135,9 +135,9 @@ func TestSmallWritesBehindTheSendBuffer(t *testing.T) {
 		s, _, p := negotiated(t, twin.Config{Limits: limits}, session.Config{SendBudget: buffer, KeepAlive: -1})
 		in := p.open(s, inbox)
 		data := pattern(2*inbox + 100 + 1000)
-		writeAll(t, s, data[:2*inbox], inbox) // the second one has to wait in the send buffer
+		writeAll(t, s, data[:2*inbox], inbox) // the second one waits in the send buffer
 		writeAll(t, s, data[2*inbox:][:100], 100)
-		w := goWrite(s, data[2*inbox+100:]) // of which the send buffer has room for a part
+		w := goWrite(s, data[2*inbox+100:]) // the send buffer has room for a part of this
 		pass(time.Millisecond)
 		select {
 		case r := <-w:
@@ -160,8 +160,8 @@ func TestSmallWritesBehindTheSendBuffer(t *testing.T) {
 	})
 }
 
-// A small Write that finds bytes in the send buffer, which leave it then, does not go in a
-// message that has no room for all of it.
+// If the bytes in the send buffer leave it during a small Write, the Write does not go in a message
+// without room for all of it.
 func TestSmallWriteBehindASendBufferThatEmpties(t *testing.T) {
 	const buffer = 5000
 	limits := withLimits(buffered, func(l *session.Limits) { l.Inbox, l.InboxAfter = buffer, 1 })
@@ -173,7 +173,7 @@ func TestSmallWriteBehindASendBufferThatEmpties(t *testing.T) {
 		})
 		in := p.open(s, 64<<10)
 		data := pattern(buffer + 3000)
-		e.most.Store(8) // no room for a Fill
+		e.most.Store(8) // too little for a Fill
 		writeAll(t, s, data[:buffer], buffer)
 		e.most.Store(2500)
 		writeAll(t, s, data[buffer:], 3000)
@@ -185,7 +185,7 @@ func TestSmallWriteBehindASendBufferThatEmpties(t *testing.T) {
 	})
 }
 
-// Behind the end of the connection nothing goes to the send buffer.
+// After the end of the connection nothing is put into the send buffer.
 func TestSmallWritesBehindTheEnd(t *testing.T) {
 	const inbox = 2 << 10
 	limits := withLimits(buffered, func(l *session.Limits) { l.MaxMessage, l.Inbox, l.InboxAfter = 1<<10, inbox, 1 })
@@ -204,8 +204,8 @@ func TestSmallWritesBehindTheEnd(t *testing.T) {
 	})
 }
 
-// A Write that waits without an inbox requests one, however small its slices are: the peer may
-// not read before it has written as much itself.
+// A Write that waits and has no inbox requests one, however small its slices are: the peer may write as
+// much itself before it reads.
 func TestAWriteThatWaitsGetsAnInbox(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		small := buffered
@@ -229,14 +229,14 @@ func TestAWriteThatWaitsGetsAnInbox(t *testing.T) {
 	})
 }
 
-// What does not fit the inbox waits in the send buffer; a Write that does not fit there
-// waits itself. Small Writes stay behind. Nothing is lost, and Close comes last.
+// What does not fit into the inbox waits in the send buffer. A Write that does not fit there waits.
+// Small Writes follow, nothing is lost, and Close comes last.
 func TestAWriteWaitsForAFullSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{KeepAlive: -1, SendBudget: 60_000})
 		in := p.open(s, 50_000)
 		data := pattern(120_000)
-		writeAll(t, s, data[:100_000], 20_000) // 50,000 are there, 50,000 here
+		writeAll(t, s, data[:100_000], 20_000) // 50,000 in the inbox, 50,000 in the send buffer
 		writeAll(t, s, data[100_000:101_000], 100)
 		w := goWrite(s, data[101_000:])
 		got, _ := in.read(50_000)
@@ -261,8 +261,8 @@ func TestAWriteWaitsForAFullSendBuffer(t *testing.T) {
 	})
 }
 
-// A Write begins with a short piece, which goes at once; further pieces are as long as
-// what is under way, and as what is left.
+// A Write begins with a short piece, which is sent at once. Further pieces are at most as long as what
+// is in flight, and as what is left.
 func TestALongWriteGoesInPieces(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		dear := buffered
@@ -281,12 +281,12 @@ func TestALongWriteGoesInPieces(t *testing.T) {
 	})
 }
 
-// What is small stays behind what is in the send buffer, several slices in one message too.
+// Small slices that share a message follow what is in the send buffer, too.
 func TestSmallSlicesStayBehindTheSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{})
 		in := p.open(s, 10_000)
-		data := pattern(20_000) // half of it has no room there
+		data := pattern(20_000) // the inbox has no room for half of it
 		writeAll(t, s, data, len(data))
 		const behind = "behind it"
 		done := make(chan result, 1)
@@ -326,20 +326,20 @@ func TestSmallSlicesStayBehindTheSendBuffer(t *testing.T) {
 	})
 }
 
-// An sendBuffer that finds no credit goes on when there is some.
+// A send buffer that finds no credit sends the rest once there is credit.
 func TestTheSendBufferWaitsForCredit(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{})
 		in := p.open(s, 2<<20)
 		var data []byte
-		for s.Stats().Stalls == 0 { // the peer does not look
+		for s.Stats().Stalls == 0 { // the peer handles nothing
 			if len(data) > 1<<20 {
 				t.Fatal("there is no end of its credit")
 			}
 			b := pattern(buffered.Limits.Inbox)
 			writeAll(t, s, b, len(b))
 			pass(2 * latency)
-			s.ReadUrgent(nil) // takes the completions, so that none comes behind the last
+			s.ReadUrgent(nil) // takes the completions, so that none comes after the last
 			data = append(data, b...)
 		}
 		pass(time.Minute)
@@ -349,9 +349,8 @@ func TestTheSendBufferWaitsForCredit(t *testing.T) {
 	})
 }
 
-// Where exposing memory costs as much as the copy, Writes above the threshold go
-// through the inbox as well; but not if the Config sets a threshold, nor from OfferFrom
-// on.
+// If exposing memory costs as much as copying it, Writes above the threshold go through the inbox as
+// well, unless the Config sets a threshold, or the Write reaches OfferFrom.
 func TestDearWritesGoThroughTheInbox(t *testing.T) {
 	dear := buffered
 	dear.OfferFrom = 128 << 10
@@ -381,8 +380,8 @@ func TestDearWritesGoThroughTheInbox(t *testing.T) {
 	}
 }
 
-// Each Fill of a Write but the last says that the Write goes on, and so does each message of a send buffer
-// that goes by messages.
+// Each Fill of a Write, except the last one, has the flag that the Write continues. So has each message
+// of a send buffer whose bytes go in messages.
 func TestFillsSayThatAWriteGoesOn(t *testing.T) {
 	const size = 300_000
 	for _, plain := range []bool{true, false} {
@@ -424,7 +423,7 @@ func TestFillsSayThatAWriteGoesOn(t *testing.T) {
 	}
 }
 
-// refusing is memory that starts no Write while it refuses, as where it has been unregistered.
+// refusing is memory that starts no RDMA write while now is set, as if it were not registered any more.
 type refusing struct {
 	session.Memory
 	now *bool
@@ -437,7 +436,8 @@ func (m refusing) Write(b []byte, d session.Descriptor, at int, tag uint32) erro
 	return m.Memory.Write(b, d, at, tag)
 }
 
-// Where the peer has no memory for an inbox, they are offered: messages cost more.
+// If the peer has no memory for an inbox, Writes whose memory is expensive to expose are offered
+// nevertheless, as messages cost more.
 func TestDearWritesAreOfferedWithoutAnInbox(t *testing.T) {
 	dear := buffered
 	dear.OfferFrom = 1 << 20
@@ -449,7 +449,7 @@ func TestDearWritesAreOfferedWithoutAnInbox(t *testing.T) {
 		within(t, first)
 		p.send(tInbox, 0, u64(0, 0, 0, 0)...)
 		pass(time.Second)
-		const without = 32 // Writes, of which each counts
+		const without = 32 // Writes that pass without another request; each of these counts
 		for range without {
 			w := goWrite(s, pattern(100_000))
 			b := p.expect(tOfferRead)
@@ -463,7 +463,7 @@ func TestDearWritesAreOfferedWithoutAnInbox(t *testing.T) {
 	})
 }
 
-// All parts of a Write go one way, though the memory might be worth another by now.
+// All parts of a Write go the same way, even if the answer of PaysToOffer would change meanwhile.
 func TestAWriteIsDecidedOnce(t *testing.T) {
 	cfg := buffered
 	cfg.Limits.MaxExpose = 100_000
@@ -487,7 +487,7 @@ func TestAWriteIsDecidedOnce(t *testing.T) {
 	})
 }
 
-// They no longer do once exposing memory has become cheap, in the same session.
+// Writes whose memory was expensive to expose are offered once it has become cheap, in the same session.
 func TestDearWritesBecomeCheap(t *testing.T) {
 	dear := buffered
 	dear.OfferFrom = 1 << 20
@@ -508,8 +508,8 @@ func TestDearWritesBecomeCheap(t *testing.T) {
 	})
 }
 
-// A peer without memory for an inbox gets messages, and another AskInbox later. So does
-// one whose inbox this end has no memory to send to.
+// If the peer has no memory for an inbox, bytes go in messages, and another AskInbox is sent later. They
+// also go in messages if this end has no memory for the send buffer.
 func TestWithoutAnInboxBytesGoAsMessages(t *testing.T) {
 	write := func(t *testing.T, s *session.Session, p *raw, asked bool) {
 		t.Helper()
@@ -555,7 +555,7 @@ func TestWithoutAnInboxBytesGoAsMessages(t *testing.T) {
 	})
 }
 
-// The inbox is not left while a Write allocates the send buffer that goes with it.
+// The inbox is not left while a Write allocates the send buffer for it.
 func TestTheInboxWaitsForALateSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiatedOn(t, buffered, session.Config{}, withMemory(inThreeSeconds))
@@ -568,7 +568,7 @@ func TestTheInboxWaitsForALateSendBuffer(t *testing.T) {
 	})
 }
 
-// An sendBuffer that comes when the session is over is given back.
+// A send buffer that is allocated when the session has ended is given back.
 func TestASendBufferMayComeBehindAbort(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		mem := &slowAlloc{}
@@ -594,14 +594,15 @@ func TestASendBufferMayComeBehindAbort(t *testing.T) {
 	})
 }
 
-// An sendBuffer that cannot be registered any more: what Writes have left there goes as
-// payload, in its place, and so do later Writes, for long: large ones as well, unless their memory pays.
+// If a send buffer cannot be registered any more, what Writes have left there goes as payload, at its
+// place in the stream. For a long time later Writes do so as well, except for large ones whose memory is
+// worth offering.
 func TestAnUnregisteredSendBufferGoesAsPayload(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, writes, p := failing(t)
 		in := p.open(s, 30_000)
 		data := pattern(60_000)
-		writeAll(t, s, data[:40_000], 10_000) // by RDMA, and waiting for room
+		writeAll(t, s, data[:40_000], 10_000) // by RDMA, and the rest waits for room
 		writes.fail.Store(true)
 		got, _ := in.read(30_000)
 		in.emptied()
@@ -649,7 +650,7 @@ func TestAnUnregisteredSendBufferGoesAsPayload(t *testing.T) {
 	})
 }
 
-// A stream that never pauses gives up a send buffer that is of no use, too.
+// A stream that never pauses gives up a send buffer that is of no use.
 func TestAStreamLeavesAUselessSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, writes, p := failing(t)
@@ -657,11 +658,11 @@ func TestAStreamLeavesAUselessSendBuffer(t *testing.T) {
 		go func() {
 			for {
 				if _, err := s.Write(pattern(10_000)); err != nil {
-					return // the test is over
+					return // the test has ended
 				}
 			}
 		}()
-		pass(time.Second / 2) // both buffers are full
+		pass(time.Second / 2) // the send buffer and the inbox are full
 		writes.fail.Store(true)
 		in.read(100_000)
 		in.emptied()
@@ -679,13 +680,13 @@ func TestAStreamLeavesAUselessSendBuffer(t *testing.T) {
 	})
 }
 
-// A connection that does nothing gives both buffers back, once all was read, and
-// gets others when it is used again.
+// A connection that does nothing gives back both buffers once everything was read, and gets others when
+// it is used again.
 func TestAnIdleConnectionGivesItsBuffersBack(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, ea, eb := pair(t, buffered, session.Config{})
 		data := pattern(50_000)
-		writeAll(t, a, data, 10_000) // asks, while it goes by messages
+		writeAll(t, a, data, 10_000) // requests an inbox, while the bytes go in messages
 		readFull(t, b, len(data))
 		for range 3 {
 			writeAll(t, a, data, 10_000)
@@ -706,15 +707,14 @@ func TestAnIdleConnectionGivesItsBuffersBack(t *testing.T) {
 					t.Errorf("kept: %+v", left)
 				}
 			}
-			writeAll(t, a, data, 10_000) // asks again
+			writeAll(t, a, data, 10_000) // requests an inbox again
 			readFull(t, b, len(data))
 		}
 	})
 }
 
-// A connection that was idle twice within the second after which buffers are given back
-// gives them back too, and so does one at whose ends a Read waits: nobody polls it any
-// more.
+// Buffers are also given back if the connection was idle twice within the second after which that is
+// done, and if a Read waits at an end: then nothing polls any more.
 func TestAConnectionThatWasIdleTwiceGivesItsBuffersBack(t *testing.T) {
 	for name, waits := range map[string][2]bool{
 		"nobody waits": {}, "the writer reads": {0: true}, "the reader reads": {1: true}, "both read": {true, true},
@@ -723,7 +723,7 @@ func TestAConnectionThatWasIdleTwiceGivesItsBuffersBack(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				a, b, ea, eb := pair(t, buffered, session.Config{KeepAlive: -1})
 				data := pattern(50_000)
-				for range 3 { // within the second, and the first asks
+				for range 3 { // within the second; the first time requests the inbox
 					writeAll(t, a, data, 10_000)
 					if got := readFull(t, b, len(data)); !bytes.Equal(got, data) {
 						t.Error("wrong bytes")
@@ -752,7 +752,7 @@ func TestAConnectionThatWasIdleTwiceGivesItsBuffersBack(t *testing.T) {
 	}
 }
 
-// The sendBuffer is not given back while the device reads from it.
+// The send buffer is not given back while the device reads from it.
 func TestTheSendBufferOfAWriteUnderWayIsKept(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, e, p := negotiated(t, buffered, session.Config{})
@@ -806,8 +806,7 @@ func TestTheSendBufferWaitsBehindRDMAReads(t *testing.T) {
 	})
 }
 
-// An inbox that comes after its Write, to a connection that only a waiting Read polls,
-// is left as well.
+// An inbox that comes after its Write, on a connection that only a waiting Read polls, is left.
 func TestAnUnusedInboxIsLeft(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{KeepAlive: -1})
@@ -826,8 +825,8 @@ func TestAnUnusedInboxIsLeft(t *testing.T) {
 	})
 }
 
-// An inbox that is of no use is left once, also when the buffers of an idle connection
-// are to be given back just then: twice would violate the protocol.
+// An inbox that is of no use is left only once, even if the buffers of the idle connection are about to
+// be given back: a second LeaveInbox would violate the protocol.
 func TestAnInboxIsLeftOnce(t *testing.T) {
 	hear := func(t *testing.T, s *session.Session) {
 		go func() {
@@ -846,8 +845,8 @@ func TestAnInboxIsLeftOnce(t *testing.T) {
 		inBubble(t, func(t *testing.T) {
 			a, b, ea, _ := pair(t, buffered, session.Config{})
 			hear(t, b)
-			writeAll(t, a, pattern(size), size) // asks; goes as messages
-			pass(20 * time.Millisecond)         // the inbox is there, and nothing is written: it is to be left in a while
+			writeAll(t, a, pattern(size), size) // requests an inbox; goes in messages
+			pass(20 * time.Millisecond)         // the inbox has come and is not used: it is due to be left later
 			var all [][]byte
 			for n := 1 << 20; n >= 1<<10; n /= 2 {
 				for m := ea.Memory().Alloc(n); m != nil; m = ea.Memory().Alloc(n) {
@@ -857,7 +856,7 @@ func TestAnInboxIsLeftOnce(t *testing.T) {
 			if len(all) == 0 {
 				t.Fatal("nothing was allocated")
 			}
-			writeAll(t, a, pattern(size), size) // no memory for the send buffer: leaves
+			writeAll(t, a, pattern(size), size) // no memory for the send buffer: leaves the inbox
 			pass(2 * time.Second)
 			for range 2 {
 				writeAll(t, a, pattern(100), 100)
@@ -882,7 +881,7 @@ func TestAnInboxIsLeftOnce(t *testing.T) {
 	})
 }
 
-// Emptied may cross LeaveInbox.
+// An Emptied may cross LeaveInbox.
 func TestEmptiedMayCrossLeaveInbox(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{})
@@ -900,7 +899,7 @@ func TestEmptiedMayCrossLeaveInbox(t *testing.T) {
 }
 
 // Nothing of an inbox that was left counts for the next one: neither an Emptied that has crossed
-// LeaveInbox, nor what was read of it.
+// LeaveInbox, nor what was read from the old one.
 func TestTheNextInboxBeginsEmpty(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{KeepAlive: -1})
@@ -928,14 +927,14 @@ func TestTheNextInboxBeginsEmpty(t *testing.T) {
 	})
 }
 
-// A send buffer that cannot be registered is kept until all that it has is sent, also where others Write
-// behind that.
+// A send buffer that cannot be registered any more is kept until everything in it is sent. Later Writes
+// follow it.
 func TestAnUnregisteredSendBufferIsSentFirst(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, writes, p := failing(t)
 		in := p.open(s, 30_000)
 		data := pattern(310_000)
-		writeAll(t, s, data[:300_000], 10_000) // most of which is more than there is credit for
+		writeAll(t, s, data[:300_000], 10_000) // there is not enough credit for most of it
 		writes.fail.Store(true)
 		got, _ := in.read(30_000)
 		in.emptied()
@@ -957,7 +956,7 @@ func TestAnUnregisteredSendBufferIsSentFirst(t *testing.T) {
 	})
 }
 
-// A stream that always has RDMA writes under way does not keep those that are over.
+// A stream that always has RDMA writes in flight does not keep records of those that have completed.
 func TestCompletedWritesAreForgotten(t *testing.T) {
 	const underWay, times = 30, 100_000
 	if kept := session.LengthsKept(t, underWay, times); kept > 2*underWay+1 {
@@ -965,7 +964,7 @@ func TestCompletedWritesAreForgotten(t *testing.T) {
 	}
 }
 
-// Small Writes that find no credit have the send buffer opened: those behind them do not wait.
+// A small Write that finds no credit opens the send buffer, so that the Writes after it do not wait.
 func TestSmallWritesWithoutCreditGoThroughTheSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		cfg := buffered
@@ -987,7 +986,7 @@ func TestSmallWritesWithoutCreditGoThroughTheSendBuffer(t *testing.T) {
 			return written
 		}
 		all := bytes.Clone(data)
-		sent := write(100 * (cfg.Limits.Window - 2*session.ControlReserve - 1)) // Negotiate was one
+		sent := write(100 * (cfg.Limits.Window - 2*session.ControlReserve - 1)) // Negotiate used one
 		stuck := goWrite(s, data[:100])
 		waits(t, "a Write without credit", stuck)
 		sent, data = sent+100, data[100:]
@@ -1001,7 +1000,7 @@ func TestSmallWritesWithoutCreditGoThroughTheSendBuffer(t *testing.T) {
 			t.Fatal(err)
 		}
 		held := p.dropped
-		p.dropped = 0 // no credit yet
+		p.dropped = 0 // without credit so far
 		p.send(tInbox, 0, u64(0, d.Addr, d.Key, d.Len)...)
 		within(t, stuck)
 		sent += write(10_000)
@@ -1014,7 +1013,7 @@ func TestSmallWritesWithoutCreditGoThroughTheSendBuffer(t *testing.T) {
 	})
 }
 
-// What is in the send buffer goes on while a Read copies a long offer in one look.
+// What is in the send buffer is sent while a Read copies a long offer in one look.
 func TestTheSendBufferGoesOnBesideALongRead(t *testing.T) {
 	for name, tt := range map[string]struct {
 		inbox, size int
@@ -1026,7 +1025,7 @@ func TestTheSendBufferGoesOnBesideALongRead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				cfg := buffered
-				cfg.OfferFrom = 1 << 30 // a Read's slice does not pay
+				cfg.OfferFrom = 1 << 30 // it does not pay to read into a Read's slice
 				e := new(slowLooks)
 				s, _, p := negotiatedOn(t, cfg, session.Config{}, func(inner *twin.Endpoint) session.Endpoint {
 					e.Endpoint = inner
@@ -1041,7 +1040,7 @@ func TestTheSendBufferGoesOnBesideALongRead(t *testing.T) {
 				r := goRead(s, make([]byte, len(large)))
 				waits(t, "Read", r)
 				e.on.Store(true)
-				defer within(t, r) // who waits for a look that naps keeps time from passing
+				defer within(t, r) // the look sleeps, and time would not pass while this goroutine waited for its lock
 				p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
 				nap(time.Millisecond)
 				writeAll(t, s, pattern(tt.size), 10_000)

@@ -12,14 +12,13 @@ import (
 )
 
 const (
-	// offeredInline is how many bytes of a large Write come with its offer. Who has read
-	// just those, then reads into a slice with room for the rest, has got nothing yet
-	// when the offer is withdrawn.
+	// offeredInline is how many bytes of a large Write are in its offer's message. If a Read takes
+	// exactly these, the next one, with room for the rest, has no bytes yet when the offer is withdrawn.
 	offeredInline = 1 << 10
 	cutWrite      = 50_000
 	readWhole     = 150_000
 
-	usedWrite = 0xEE // what a slice holds after Write returned
+	usedWrite = 0xEE // what the test fills a slice with after Write has returned
 	usedRead  = 0x77 // … and after Read did
 )
 
@@ -39,7 +38,7 @@ var errWrongBytes = errors.New("wrong bytes")
 func (p *party) writes() {
 	r := rand.New(rand.NewPCG(p.seed, uint64(10+p.id)))
 	total := p.total
-	moveAt := rand.New(rand.NewPCG(p.seed, uint64(40+p.id))).Int64N(2*total + 1) // beyond the end in half of them
+	moveAt := rand.New(rand.NewPCG(p.seed, uint64(40+p.id))).Int64N(2*total + 1) // in half of the runs this is after the end
 	for pos := int64(0); pos < total; {
 		if pos >= moveAt && p.movedTo.Load() < 0 {
 			p.movesBack(pos)
@@ -62,7 +61,7 @@ func (p *party) writes() {
 		}
 		pos += int64(k)
 		if p.ep.Killed() {
-			p.writeErr = errDead // nobody is there to whom Write could return
+			p.writeErr = errDead // there is no process any more to which Write could return
 			return
 		}
 		p.accepted.Store(pos)
@@ -73,7 +72,7 @@ func (p *party) writes() {
 		if errors.Is(err, session.ErrInterrupted) {
 			if !p.cuts() {
 				p.rest(r)
-			} else if r.IntN(4) == 0 { // the last one
+			} else if r.IntN(4) == 0 { // possibly the last Write
 				total = min(total, pos+int64(duration(r, 1, 2000)))
 			}
 			p.s.InterruptWrite(false)
@@ -88,7 +87,7 @@ func (p *party) writes() {
 		}
 	}
 	if p.end == lastByte && p.id == p.who {
-		return // Close says it all
+		return // Close also ends the stream
 	}
 	p.lendsForEver(r)
 	if err := p.s.CloseWrite(); err != nil {
@@ -97,22 +96,22 @@ func (p *party) writes() {
 	p.logf("%d: CloseWrite: %v", p.id, p.writeErr)
 }
 
-// movesBack tells the peer that its bytes up to pos are all.
+// movesBack sends the peer a note that its stream ends here at pos.
 func (p *party) movesBack(pos int64) {
 	at := p.s.WritePosition()
 	err := p.s.SendNote(u64(at))
 	p.logf("%d: a note: %d, %v", p.id, at, err)
-	unaware := p.end == earlyClose && p.who != p.id && int64(at) < pos // a Write that the peer's end took by surprise succeeds, but is not counted
+	unaware := p.end == earlyClose && p.who != p.id && int64(at) < pos // a Write that meets the peer's end succeeds, but its bytes are not counted
 	if err == nil && int64(at) != pos && !unaware {
 		p.errorf("%d: it moves back at %d of %d", p.id, at, pos)
 	}
 	p.movedTo.Store(int64(at))
 }
 
-// sawNote is called with the peer's note of where its bytes end.
+// sawNote is called with the peer's note of the position at which its stream ends.
 func (p *party) sawNote(note []byte) {
 	if note == nil {
-		return // the end
+		return // the end of the connection
 	}
 	at := le.Uint64(note)
 	p.logf("%d: the peer moves back at %d", p.id, at)
@@ -121,10 +120,11 @@ func (p *party) sawNote(note []byte) {
 	}
 }
 
-// writesOnce writes b, or as much of it as one call takes, in one of the ways that there are.
+// writesOnce writes b, or as much of it as one call takes, in one of the possible ways.
 func (p *party) writesOnce(r *rand.Rand, b []byte) (n int, err error) {
 	if p.cuts() && r.IntN(4) > 0 {
-		// The offer, and the read of it that it is to meet.
+		// The time in which the offer comes to the peer and its read begins, which the interrupt should
+		// meet.
 		d := time.Duration(3 * r.Float64() * float64(p.net.MaxLatency))
 		defer time.AfterFunc(d, func() { p.s.InterruptWrite(true) }).Stop()
 	}
@@ -198,7 +198,7 @@ func (p *party) reads() {
 	}
 }
 
-// readEnd is why reading ends, given the error of a Read; nil: it goes on.
+// readEnd returns why reading ends after a Read that returned err, or nil if it goes on.
 func (p *party) readEnd(r *rand.Rand, err error) error {
 	if errors.Is(err, session.ErrInterrupted) {
 		p.rest(r)
@@ -211,7 +211,7 @@ func (p *party) readEnd(r *rand.Rand, err error) error {
 	return err
 }
 
-// isNext reports whether b is what comes next in the peer's stream, and otherwise aborts.
+// isNext reports whether b are the next bytes of the peer's stream, and aborts if not.
 func (p *party) isNext(b []byte) bool {
 	want := make([]byte, len(b))
 	stream(want, p.seed, 1-p.id, p.received)
@@ -228,7 +228,7 @@ func (p *party) isNext(b []byte) bool {
 	return false
 }
 
-// whereFrom says which bytes of the stream came instead.
+// whereFrom reports which bytes of the stream came instead.
 func (p *party) whereFrom(b []byte) {
 	all := make([]byte, p.peer().total)
 	stream(all, p.seed, 1-p.id, 0)
@@ -238,8 +238,8 @@ func (p *party) whereFrom(b []byte) {
 	p.errorf("%d: %d bytes there are those of position %d", p.id, len(b), bytes.Index(all, b))
 }
 
-// rest lets some time pass, at times more than any other thing takes; now and then
-// the connection idles for long enough to give back what it keeps for its writes.
+// rest lets some time pass, at times more than anything else takes. Now and then the connection is idle
+// for long enough to give back its send buffer and inbox.
 func (p *party) rest(r *rand.Rand) {
 	if p.pry {
 		return
@@ -251,8 +251,7 @@ func (p *party) rest(r *rand.Rand) {
 	nap(duration(r, least, most))
 }
 
-// disturbs interrupts, sends urgent data and changes settings, until reading
-// and writing are over.
+// disturbs interrupts, sends urgent data and changes settings, until reading and writing have ended.
 func (p *party) disturbs() {
 	r := rand.New(rand.NewPCG(p.seed, uint64(30+p.id)))
 	often := pick(r, 0, 0, 50*time.Microsecond, 2*time.Millisecond)
@@ -260,7 +259,7 @@ func (p *party) disturbs() {
 		return
 	}
 	last := uint64(0)
-	for range 300 { // not for ever: some seeds interrupt faster than anything moves
+	for range 300 { // not longer: some seeds interrupt faster than any byte moves
 		select {
 		case <-p.stop:
 			return
@@ -297,8 +296,8 @@ func (p *party) disturbs() {
 	}
 }
 
-// pries looks again and again while a Read waits, so that it is another's look that
-// finds what ends the transfers into its slice.
+// pries polls without pause while a Read waits, so that its polls find what ends the transfers into the
+// Read's slice.
 func (p *party) pries() {
 	b := make([]byte, 100)
 	for {

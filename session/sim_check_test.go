@@ -9,7 +9,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// check holds what happened against what may happen.
+// check compares what happened with what may happen.
 func (m *sim) check() {
 	for _, v := range m.violations {
 		if v.Kind == twin.RevokedAccess && m.end != orderly {
@@ -20,7 +20,7 @@ func (m *sim) check() {
 	for _, p := range m.sides {
 		exposed := 0
 		if l := m.net.PeerLimits; m.net.Limits.Inbox > 0 || l != nil && l.Inbox > 0 {
-			exposed = 1 // an inbox goes with the endpoint, and Close may overtake who takes back one that was left
+			exposed = 1 // an inbox may end with the endpoint: Close may come before a goroutine that revokes an inbox which was left
 		}
 		if left := p.ep.Left(); left.Allocated != 0 || left.Exposed > exposed && m.end == orderly {
 			m.errorf("%d: left behind: %+v", p.id, left)
@@ -38,7 +38,7 @@ func (m *sim) check() {
 
 func (p *party) checkReading() {
 	sent := p.peer().accepted.Load()
-	ended := p.who == p.id // this end did what ends the connection
+	ended := p.who == p.id // this end ended the connection
 	err := p.readErr
 	switch {
 	case errors.Is(err, io.EOF):
@@ -62,7 +62,7 @@ func (p *party) checkReading() {
 			p.errorf("%d: reading ended with %v", p.id, err)
 		}
 		if p.end == earlyClose && p.received != sent {
-			// There was unread data there; what was written comes first.
+			// The peer closed with unread data; what it had written comes before the reset.
 			p.errorf("%d: reset after %d bytes of %d", p.id, p.received, sent)
 		}
 	case errors.Is(err, syscall.ETIMEDOUT):
@@ -88,7 +88,7 @@ func (p *party) checkWriting() {
 	case p.end == orderly:
 	case errors.Is(err, session.ErrClosed):
 		ok = ended && (p.end == earlyClose || p.end == earlyAbort)
-	case errors.Is(err, syscall.EPIPE): // whatever it was, another call may have been told
+	case errors.Is(err, syscall.EPIPE): // another call may have returned any other error before
 		ok = true
 	case errors.Is(err, syscall.ECONNRESET):
 		ok = p.end != cutWire

@@ -8,18 +8,18 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Actors of the simulation that fill and read memory where it lies.
+// The simulation's actors that write and read in lent memory.
 
-// errShortLoan: a loan had room for less than the whole.
+// errShortLoan means that a loan had room for only a part.
 var errShortLoan = errors.New("room for a part")
 
-// usedRoom is what room holds that was lent and is not part of the stream.
+// usedRoom fills lent room that is not part of the stream.
 const usedRoom = 0x55
 
-// lends: the next Write, or Read, is one in lent memory.
+// lends decides whether the next Write or Read is one in lent memory.
 func (p *party) lends(r *rand.Rand) bool { return p.lent > 0 && r.Float64() < p.lent }
 
-// hold keeps a loan for a while, at times until this end has been closed.
+// hold keeps a loan for some time, possibly until this end has been closed.
 func (p *party) hold(r *rand.Rand) {
 	switch r.IntN(8) {
 	case 0, 1:
@@ -32,7 +32,7 @@ func (p *party) hold(r *rand.Rand) {
 	}
 }
 
-// stillThere checks that nobody else has used what this end was lent.
+// stillThere checks that the lent memory was not changed, and that the session has not ended.
 func (p *party) stillThere(what string, b, want []byte) {
 	if !bytes.Equal(b, want) {
 		p.errorf("%d: what %s lent was touched before the end of the loan", p.id, what)
@@ -44,7 +44,7 @@ func (p *party) stillThere(what string, b, want []byte) {
 	}
 }
 
-// writesLent is a Write of b, or of the front of it, into memory of the session.
+// writesLent is a Write of b, or a part from its front, in lent memory.
 func (p *party) writesLent(r *rand.Rand, b []byte) (int, error) {
 	room, err := p.s.Reserve(len(b))
 	if err != nil {
@@ -78,7 +78,7 @@ func (p *party) writesLent(r *rand.Rand, b []byte) (int, error) {
 	return n, nil
 }
 
-// readsLent is a Read that leaves the bytes where they lie.
+// readsLent is a Read in lent memory.
 func (p *party) readsLent(r *rand.Rand) error {
 	b, err := p.s.Peek()
 	if err != nil {
@@ -108,7 +108,7 @@ func (p *party) readsLent(r *rand.Rand) error {
 	return p.readEnd(r, nil)
 }
 
-// peeksAgain checks that a second Peek gives what the first gave, unless reading has ended.
+// peeksAgain checks that a second Peek returns the same bytes as the first, unless reading has ended.
 func (p *party) peeksAgain(want []byte) {
 	b, err := p.s.Peek()
 	if err == nil && !bytes.Equal(b, want) {
@@ -116,7 +116,7 @@ func (p *party) peeksAgain(want []byte) {
 	}
 }
 
-// lendsForEver has this end be lent memory that it gives back only after Close.
+// lendsForEver takes a loan of room that is given back only after Close.
 func (p *party) lendsForEver(r *rand.Rand) {
 	if !p.lends(r) {
 		return

@@ -10,7 +10,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// newSim is the simulation of a seed; in one of so many, Writes are cut.
+// newSim makes the simulation of a seed. In one of cutIn simulations Writes are cut.
 func newSim(t *testing.T, seed uint64, cutIn int) *sim {
 	m := &sim{t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 1))}
 	r := m.r
@@ -48,14 +48,14 @@ func newSim(t *testing.T, seed uint64, cutIn int) *sim {
 	return m
 }
 
-// drawNet draws the endpoints, and what goes wrong between them.
+// drawNet draws the endpoints' properties, and the faults.
 func (m *sim) drawNet() {
 	r := m.r
 	m.net.Limits = m.limits()
 	switch {
 	case m.net.Limits.Ring():
 		m.net.QueueBytes = pick(r, 8<<10, 16<<10, 64<<10)
-	case r.IntN(4) == 0: // ends that differ
+	case r.IntN(4) == 0: // the ends differ
 		l := m.limits()
 		for l.Ring() {
 			l = m.limits()
@@ -69,7 +69,7 @@ func (m *sim) drawNet() {
 	m.net.MaxLatency = duration(r, time.Microsecond, 2*time.Millisecond)
 	m.net.Faults = twin.Faults{
 		Late:    pick(r, 0, 0, 0.01, 0.05),
-		LateBy:  pick(r, 0, 0, 300*time.Millisecond), // less than the bound of a cancel
+		LateBy:  pick(r, 0, 0, 300*time.Millisecond), // less than CancelTimeout
 		Expose:  pick(r, 0, 0, 0.3, 1),
 		Local:   pick(r, 0, 0, 0.3, 1),
 		Alloc:   pick(r, 0, 0, 0.3, 1),
@@ -83,7 +83,7 @@ func (m *sim) drawNet() {
 	}
 }
 
-// drawSessions draws how the sessions are set.
+// drawSessions draws the sessions' settings.
 func (m *sim) drawSessions() {
 	r := m.r
 	for i := range m.cfg {
@@ -96,14 +96,14 @@ func (m *sim) drawSessions() {
 	}
 }
 
-// patient has the sessions wait for a peer that has no processor for seconds.
+// patient makes the sessions wait for a peer that gets no processor for seconds.
 func (m *sim) patient() {
 	for i := range m.cfg {
 		m.cfg[i].CancelTimeout = time.Minute
 	}
 }
 
-// longest is how long a Write is, longWrite one that goes in pieces.
+// longest is the longest Write, and longWrite the longest of those that go in pieces.
 const (
 	longest   = 120_000
 	longWrite = 1_500_000
@@ -111,7 +111,7 @@ const (
 
 func pick[T any](r *rand.Rand, from ...T) T { return from[r.IntN(len(from))] }
 
-// duration is one between lo and hi, each order of magnitude as likely.
+// duration returns a value between lo and hi; each order of magnitude is equally likely.
 func duration(r *rand.Rand, lo, hi time.Duration) time.Duration {
 	x := math.Log(float64(lo)) + r.Float64()*(math.Log(float64(hi))-math.Log(float64(lo)))
 	return time.Duration(math.Exp(x))
@@ -123,7 +123,7 @@ func (m *sim) spin() {
 	}
 }
 
-// prolong gives an inbox room for such Writes.
+// prolong makes the inbox large enough for Writes of up to longWrite.
 func (m *sim) prolong() {
 	r := m.r
 	l := &m.net.Limits
@@ -143,8 +143,8 @@ func (m *sim) prolong() {
 	}
 }
 
-// hasten makes it likely that an offer is withdrawn while it is being read, and that the
-// next Write and the end come while the reader looks.
+// hasten makes it likely that an offer is withdrawn while it is being read, and that the next Write and
+// the end come during the reader's look.
 func (m *sim) hasten() {
 	r, l, f := m.r, &m.net.Limits, &m.net.Faults
 	l.Window = max(l.Window, session.MinWindow)
@@ -163,7 +163,7 @@ func (m *sim) hasten() {
 	m.end = pick(r, orderly, lastByte)
 }
 
-// limits of one of the kinds of provider that there could be.
+// limits draws the limits of a possible provider.
 func (m *sim) limits() session.Limits {
 	r := m.r
 	if r.IntN(3) == 0 { // a ring

@@ -14,9 +14,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// The simulation: two sessions over the twin in virtual time, used by actors
-// that read, write, interrupt, close, abort and die as the seed says, over
-// whatever endpoint and faults the seed says.
+// The simulation: two sessions over the twin in virtual time, used by actors that read, write,
+// interrupt, close, abort and die. The seed determines what they do, the kind of endpoint and its
+// faults.
 var (
 	simSeed  = flag.Uint64("sim.seed", 0, "replay this seed of the simulation, and tell what happens")
 	simFirst = flag.Uint64("sim.first", 1, "first seed of the simulation")
@@ -39,12 +39,12 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// TestSimulationInRealTime runs some seeds side by side, outside of bubbles: with
-// polling before sleep, and with whatever timing the machine has.
+// TestSimulationInRealTime runs some seeds at the same time, outside of bubbles: waits poll before they
+// sleep, and the timing is the machine's.
 func TestSimulationInRealTime(t *testing.T) {
 	inRealTime(64, func(seed uint64) {
 		m := newSim(t, 1_300_000+seed, 4)
-		for m.end == cutWire { // takes a minute
+		for m.end == cutWire { // it would take a minute
 			m.end = ending(m.r.IntN(int(endings)))
 		}
 		m.net.Faults.LateBy = 0
@@ -55,8 +55,8 @@ func TestSimulationInRealTime(t *testing.T) {
 	})
 }
 
-// TestCutWritesInRealTime: others look while a Read waits, and what they find comes
-// between that Read's looks.
+// TestCutWritesInRealTime makes other goroutines poll while a Read waits, so that what they find comes
+// between the Read's looks.
 func TestCutWritesInRealTime(t *testing.T) {
 	inRealTime(*simReal, func(seed uint64) {
 		m := newSim(t, 2_000_000+seed, 1)
@@ -71,9 +71,9 @@ func TestCutWritesInRealTime(t *testing.T) {
 }
 
 const (
-	// virtualLimit is far beyond every bound that the sessions promise.
+	// virtualLimit is far longer than any timeout of the sessions.
 	virtualLimit = 5 * time.Minute
-	// realLimit finds what does not even let virtual time pass.
+	// realLimit finds a run in which not even virtual time passes.
 	realLimit = 2 * time.Minute
 )
 
@@ -106,7 +106,7 @@ func (e ending) String() string {
 
 const (
 	orderly  ending = iota // both write all, shut down, read to the end, close
-	lastByte               // one closes when it has read all bytes, without looking for the end
+	lastByte               // one end closes when it has read all bytes, without reading the end
 	earlyClose
 	earlyAbort
 	death
@@ -121,34 +121,34 @@ type sim struct {
 	net   twin.Config
 	cfg   [2]session.Config
 	end   ending
-	who   int           // to end it
-	after time.Duration // until then
-	cut   bool          // who's Writes are cut short, and the last one comes right after such a one
-	pry   bool          // others look while a Read waits, and nobody rests
-	real  bool          // in real time: no long rests
+	who   int           // which end does it
+	after time.Duration // the time until then
+	cut   bool          // the Writes of who are cut short, and the last one follows directly after such a Write
+	pry   bool          // other goroutines poll while a Read waits, and no actor rests
+	real  bool          // in real time, without long rests
 	long  bool          // Writes are so long that they go to an inbox in pieces
-	lent  float64       // share of the Writes and Reads that are in lent memory
+	lent  float64       // the share of Writes and Reads in lent memory
 	sides [2]*party
 
 	mu         sync.Mutex
 	violations []twin.Violation
 }
 
-// party is one end, with its actors.
+// party is one end with its actors.
 type party struct {
 	*sim
 	id    int
 	s     *session.Session
 	ep    *twin.Endpoint
-	total int64 // bytes that it wants to write
+	total int64 // bytes that it is to write
 
-	accepted atomic.Int64 // bytes that its Writes took
+	accepted atomic.Int64 // bytes that its Writes have taken
 	received int64
 	readErr  error // how reading ended
 	writeErr error // how writing ended, nil: all was written
 	closed   atomic.Bool
 
-	movedTo, peerMove atomic.Int64 // where this end, or its peer, has moved back; -1: not
+	movedTo, peerMove atomic.Int64 // the positions at which this end, and its peer, have moved back; -1: it has not
 
 	urgentSent atomic.Uint64
 	stop       chan struct{} // closed when reading and writing are over
@@ -156,7 +156,7 @@ type party struct {
 	giveBack   func()        // ends a loan after Close; nil: there is none
 }
 
-// cuts: this end's Writes are cut short.
+// cuts reports whether this end's Writes are cut short.
 func (p *party) cuts() bool { return p.cut && p.id == p.who }
 
 func (p *party) peer() *party { return p.sides[1-p.id] }
@@ -172,8 +172,8 @@ func (m *sim) errorf(format string, args ...any) {
 	m.t.Errorf("seed %d (%v by %d after %v): %s", m.seed, m.end, m.who, m.after, fmt.Sprintf(format, args...))
 }
 
-// wrapsAfter is how many messages bring the counts of two in three seeds to where they wrap, as
-// signed numbers or as unsigned ones: fewer than most seeds send.
+// wrapsAfter is the number of messages after which the counts wrap in two of three seeds, as signed or
+// unsigned numbers. Most seeds send more.
 const wrapsAfter = 20
 
 func (m *sim) run() {
@@ -220,7 +220,7 @@ func (m *sim) run() {
 	m.check()
 }
 
-// live is the life of one end.
+// live runs one end from Negotiate to Closed.
 func (p *party) live() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -260,7 +260,8 @@ func (p *party) live() {
 	p.logf("%d: closed: %+v", p.id, p.s.Stats())
 }
 
-// ends does what the simulation's ending is, if the time for it comes.
+// ends ends the connection in the simulation's way after the given time, unless reading and writing have
+// ended before.
 func (p *party) ends() {
 	defer close(p.ended)
 	select {

@@ -9,15 +9,15 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Two peers that both write before they read do not deadlock where TCP would
-// not. Without memory for a send buffer, there is only what the credits for messages take.
+// Two peers that both write before they read do not deadlock if they would not on TCP. Without memory
+// for a send buffer, only the credits for messages bound what they can write.
 func TestBothEndsMayWriteFirst(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		size := 200_000
 		if l := cfg.Limits; !l.Ring() && l.Inbox == 0 {
 			size = (l.Window - 2*session.ControlReserve - 1) * (l.MaxMessage - header)
 		}
-		cfg.QueueBytes = size + 64<<10 // a ring is the socket's buffer
+		cfg.QueueBytes = size + 64<<10 // a ring takes the place of a socket's buffer
 		a, b, _, _ := pair(t, cfg, session.Config{})
 		data := pattern(size)
 		wa, wb := goWrite(a, data), goWrite(b, data)
@@ -34,8 +34,8 @@ func TestBothEndsMayWriteFirst(t *testing.T) {
 	})
 }
 
-// Nobody reads: Write takes what the budgets allow, and then waits, however
-// much there is to write.
+// While the peer does not read, Write takes what the budgets allow, and then waits, however much there
+// is to write.
 func TestBudgetsBoundMemory(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		cfg.AllocBudget = 1 << 30
@@ -78,7 +78,7 @@ func TestConcurrentWritesDoNotMix(t *testing.T) {
 	})
 }
 
-// WriteBuffers is one Write: in order, and small pieces share messages.
+// WriteBuffers is one Write: its slices go in order, and small ones share messages.
 func TestWriteBuffersIsOneWrite(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{})
@@ -112,7 +112,7 @@ func TestWriteBuffersIsOneWrite(t *testing.T) {
 	})
 }
 
-// Reads and Writes of nothing do not wait.
+// Reads and Writes of no bytes do not wait.
 func TestEmptySlicesDoNotWait(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, _, _, _ := pair(t, messages, session.Config{})
@@ -125,7 +125,7 @@ func TestEmptySlicesDoNotWait(t *testing.T) {
 	})
 }
 
-// What waits for room goes through the send buffer as soon as there is one.
+// Bytes that wait for room go through the send buffer as soon as there is one.
 func TestWhatWaitsGoesThroughTheSendBuffer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &narrow{}
@@ -136,8 +136,8 @@ func TestWhatWaitsGoesThroughTheSendBuffer(t *testing.T) {
 		in := p.open(s, 100_000)
 		e.most.Store(1500)
 		data := pattern(5100)
-		writeAll(t, s, data[:5000], 5000) // waits here
-		writeAll(t, s, data[5000:], 100)  // is no reason for a send buffer, but that something waits
+		writeAll(t, s, data[:5000], 5000) // waits at this end
+		writeAll(t, s, data[5000:], 100)  // is by itself no reason for a send buffer, but that something waits is one
 		got, fills := in.read(5000)
 		if got = append(got, p.data(100)...); !bytes.Equal(got, data) || fills != 1 {
 			t.Errorf("right bytes: %v, %d Fills", bytes.Equal(got, data), fills)
@@ -145,8 +145,8 @@ func TestWhatWaitsGoesThroughTheSendBuffer(t *testing.T) {
 	})
 }
 
-// A Read that has something does not poll again after a message that the endpoint
-// marked as the last.
+// A Read that has bytes does not poll again after a message that the endpoint has marked as the last
+// one.
 func TestReadStopsPollingAtTheLastMessage(t *testing.T) {
 	for _, last := range []bool{false, true} {
 		inBubble(t, func(t *testing.T) {
@@ -178,8 +178,8 @@ func TestReadStopsPollingAtTheLastMessage(t *testing.T) {
 	}
 }
 
-// A Write that stops waiting leaves a waiting Read its wake-up: what comes is read at
-// once, and not at the next poll by somebody else.
+// A Write that stops waiting leaves the wake-up of a waiting Read armed: bytes that come are read at
+// once, not only at another goroutine's next poll.
 func TestWaitingDirectionsAreIndependent(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1})

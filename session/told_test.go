@@ -13,12 +13,12 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// told is what each of a sequence of calls returns once the peer has ended as said; measured
-// on TCP of Linux 6.18, each call some milliseconds behind the one before. w is a Write, 0 one
-// of no bytes, r a Read, u a WriteUrgent, B one that no
-// send buffer takes, b a WriteBuffers, l Reserve and Commit, S CloseWrite.
-// Where TCP says EOF behind a reset that was told, a session says reset again: see
-// streamEndLocked. CloseWrite behind a reset returns that, and not ENOTCONN.
+// told has what each of a sequence of calls returns after the peer has ended as peer describes, measured
+// with TCP of Linux 6.18, with some milliseconds between calls. w is a Write, 0 one of no bytes, r a
+// Read, u a WriteUrgent, B a Write that is too large for a send buffer, b a WriteBuffers, l Reserve and
+// Commit, S CloseWrite. There are two differences. After a reset that a call has returned, a Read on TCP
+// returns EOF; on a session it returns the reset again: see streamEndLocked. CloseWrite after a reset
+// returns the reset, and not ENOTCONN.
 var told = []struct{ peer, calls, want string }{
 	{"close", "w w r r", "nil EPIPE EOF EOF"},
 	{"close", "0 w 0 w 0", "nil nil EPIPE EPIPE EPIPE"},
@@ -50,7 +50,7 @@ var told = []struct{ peer, calls, want string }{
 	{"reset", "S w w", "RESET RESET EPIPE"},
 }
 
-// What a writer is told when the peer has ended is what TCP tells.
+// The calls of a writer whose peer has ended return the same as on TCP.
 func TestAWriterIsToldAsByTCP(t *testing.T) {
 	for _, tt := range told {
 		t.Run(tt.peer+"/"+tt.calls, func(t *testing.T) {
@@ -71,7 +71,7 @@ func TestAWriterIsToldAsByTCP(t *testing.T) {
 	}
 }
 
-// ends has b end as said. It is here at once, while a has not looked.
+// ends makes b end as how describes. The end arrives at a, which does not poll.
 func ends(t *testing.T, a, b *session.Session, how []string) {
 	t.Helper()
 	data := slices.Contains(how, "data")
@@ -97,7 +97,7 @@ func ends(t *testing.T, a, b *session.Session, how []string) {
 	}
 }
 
-// calls makes one call, and says what it returns.
+// calls makes one call, and returns its result as text.
 func calls(t *testing.T, s *session.Session, what string) string {
 	p, n := pattern(10), 10
 	var err error
@@ -144,7 +144,7 @@ func calls(t *testing.T, s *session.Session, what string) string {
 	return err.Error()
 }
 
-// A Write that waits when the peer closes is told: of a reset, if the peer has left bytes.
+// A Write that waits when the peer closes fails, with a reset if the peer left bytes unread.
 func TestAWriteThatWaitsIsToldAsByTCP(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		for end, want := range map[byte]error{tAbort: syscall.ECONNRESET, tClose: syscall.EPIPE} {
@@ -163,7 +163,7 @@ func TestAWriteThatWaitsIsToldAsByTCP(t *testing.T) {
 	})
 }
 
-// A Write whose bytes cross the peer's Close is the one that TCP lets succeed.
+// A Write whose bytes cross the peer's Close succeeds; only the next one fails, as on TCP.
 func TestAWriteThatCrossesTheClose(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, _, _ := pair(t, messages, session.Config{})
@@ -175,7 +175,7 @@ func TestAWriteThatCrossesTheClose(t *testing.T) {
 	})
 }
 
-// What waits in the send buffer when the peer's Close comes crosses it, too.
+// Bytes that wait in the send buffer when the peer's Close comes count as having crossed it.
 func TestWhatIsInTheSendBufferCrossesTheClose(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{})
@@ -183,14 +183,14 @@ func TestWhatIsInTheSendBufferCrossesTheClose(t *testing.T) {
 		writeAll(t, s, pattern(20_000), 20_000)
 		for m := p.recv(); m != nil; m = p.recv() {
 		}
-		p.send(tClose, 0) // with credit for all that was sent
+		p.send(tClose, 0) // with credit for everything that was sent
 		pass(time.Second)
 		_, err := s.Write([]byte("x"))
 		wantErr(t, "Write", err, syscall.EPIPE)
 	})
 }
 
-// A Write that finds the end of the endpoint looks what the peer has said before that.
+// A Write that finds that the endpoint has ended first handles what the peer sent before that.
 func TestAWriteLooksWhyTheEndpointHasEnded(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &secondErr{}
@@ -200,13 +200,13 @@ func TestAWriteLooksWhyTheEndpointHasEnded(t *testing.T) {
 		})
 		w := goWrite(s, pattern(4<<20))
 		pass(time.Second)
-		act := func() { // between its look at messages and that at the endpoint
+		act := func() { // between its poll for messages and its look at the endpoint
 			p.send(tAbort, 0)
 			p.Close()
 			nap(2 * latency)
 		}
 		e.act.Store(&act)
-		p.send(tPing, 0) // it looks
+		p.send(tPing, 0) // makes the Write look
 		wantErr(t, "Write", within(t, w).err, syscall.ECONNRESET)
 	})
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// tracedTwins has f use two sessions that have negotiated, and returns what they have traced once
-// the first is closed, and then the other.
+// tracedTwins lets f use two sessions that have negotiated. It returns their traces once the first
+// session is closed, and then the other.
 func tracedTwins(t *testing.T, cfg twin.Config, f func(a, b *session.Session)) (texts [2]string) {
 	t.Helper()
 	var logs [2]bytes.Buffer
@@ -42,7 +42,7 @@ func tracedTwins(t *testing.T, cfg twin.Config, f func(a, b *session.Session)) (
 	return texts
 }
 
-// transfer has a write p, and b read it.
+// transfer makes a write p, and b read it.
 func transfer(t *testing.T, a, b *session.Session, p []byte) {
 	t.Helper()
 	w := goWrite(a, p)
@@ -54,11 +54,11 @@ func transfer(t *testing.T, a, b *session.Session, p []byte) {
 	}
 }
 
-// lastBuffer is a trace from its last RDMA write on.
+// lastBuffer returns a trace from its last RDMA write on.
 func lastBuffer(text string) string { return text[strings.LastIndex(text, "- write id="):] }
 
-// A trace has the way by the send buffer at both ends, by the same key, and each stream at its own
-// position, though both ends write.
+// The traces of both ends have the way through the send buffer, with the same key. Each stream has its
+// own position, even if both ends write.
 func TestTraceHasTheSendBuffer(t *testing.T) {
 	last := ""
 	texts := tracedTwins(t, byBuffer, func(a, b *session.Session) {
@@ -72,7 +72,7 @@ func TestTraceHasTheSendBuffer(t *testing.T) {
 			}
 			return errors.New("there is no inbox yet")
 		})
-		testenv.Eventually(t, time.Minute, func() error { // its completion has been taken
+		testenv.Eventually(t, time.Minute, func() error { // until its completion has been taken
 			if text := a.Debug(); !strings.Contains(text, "RDMA writes under way: 0") {
 				return errors.New(text)
 			}
@@ -86,7 +86,7 @@ func TestTraceHasTheSendBuffer(t *testing.T) {
 	lineup(t, texts[0], "> AskInbox ", "< Inbox len=40 ", " key="+key[1]+"\n", "- write id=0 bytes=")
 	lineup(t, lastBuffer(texts[0]), "bytes=10000 at=", " key="+key[1]+"\n", "> Fill len=16 ", "bytes=10000 "+last)
 	lineup(t, lastBuffer(texts[0]), "> Close ")
-	open, _, _ := strings.Cut(texts[0], "> Close ") // another goroutine may have had the completion first
+	open, _, _ := strings.Cut(texts[0], "> Close ") // another goroutine may have taken the completion before
 	if posted, done := strings.Count(open, "- write id=0 "), strings.Count(open, "- write done id=0\n"); posted == 0 || done != posted {
 		t.Errorf("%d RDMA writes, of which %d completed:\n%s", posted, done, open)
 	}
@@ -95,7 +95,7 @@ func TestTraceHasTheSendBuffer(t *testing.T) {
 	lineup(t, texts[0], "< Data ", "stream=0+16\n", "stream=0+")
 }
 
-// A trace has the end, by whom and why, once.
+// A trace has the end of the connection once, with who ended it and why.
 func TestTraceHasTheEnd(t *testing.T) {
 	texts := tracedTwins(t, messages, func(*session.Session, *session.Session) {})
 	lineup(t, texts[0], "> Close ", "< CloseAck ", "- close\n")
@@ -115,13 +115,13 @@ func TestTraceHasTheEnd(t *testing.T) {
 	}
 }
 
-// A trace has why memory could not be exposed or read into, and no line for a queue that is full:
-// a session that waits for room there looks often.
+// A trace has the reasons why memory could not be exposed or read into. It has no line for a full queue,
+// at which a session that waits for room looks often.
 func TestTraceHasFailures(t *testing.T) {
 	for _, tt := range []struct {
 		faults twin.Faults
 		end    int
-		want   string // "": no error
+		want   string // empty: no error
 	}{
 		{twin.Faults{Expose: 1}, 0, `- expose memory=48976 key=0x0 rights=read error: .*cannot allocate memory`},
 		{twin.Faults{Local: 1, Evicted: 1}, 1, `- read id=1 bytes=\d+ at=0 key=0x[0-9a-f]+ error: `},

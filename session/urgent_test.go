@@ -10,7 +10,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// D10: urgent data passes data that waits, and needs no Read.
+// D10: urgent data overtakes data that waits, and arrives without a Read.
 func TestUrgentPassesBlockedData(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		a, b, _, _ := pair(t, cfg, session.Config{ReceiveBudget: 1, SendBudget: 1})
@@ -39,7 +39,7 @@ func TestUrgentPassesBlockedData(t *testing.T) {
 	})
 }
 
-// Urgent data has 1 to MaxUrgent bytes, and replaces what was not read.
+// Urgent data has 1 to MaxUrgent bytes, and replaces urgent data that was not read.
 func TestUrgentDataIsShortAndTheNewestCounts(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		a, b, _, _ := pair(t, messages, session.Config{})
@@ -48,7 +48,7 @@ func TestUrgentDataIsShortAndTheNewestCounts(t *testing.T) {
 				t.Errorf("%d bytes of urgent data were taken", n)
 			}
 		}
-		for i := range byte(3) { // the newest replaces what was not read
+		for i := range byte(3) { // each replaces the one before
 			if _, err := a.WriteUrgent(bytes.Repeat([]byte{i}, session.MaxUrgent)); err != nil {
 				t.Fatal(err)
 			}
@@ -61,7 +61,7 @@ func TestUrgentDataIsShortAndTheNewestCounts(t *testing.T) {
 	})
 }
 
-// Of a peer's urgent data no more than MaxUrgent bytes are kept.
+// At most MaxUrgent bytes of a peer's urgent data are kept.
 func TestUrgentOfThePeerIsBounded(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, messages, session.Config{KeepAlive: -1})
@@ -75,7 +75,7 @@ func TestUrgentOfThePeerIsBounded(t *testing.T) {
 	})
 }
 
-// ReadUrgent returns what has arrived, though nobody has polled since.
+// ReadUrgent returns what has arrived, even if nothing has polled since.
 func TestUrgentDataIsThereBeforeAnyPoll(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, messages, session.Config{})
@@ -88,8 +88,8 @@ func TestUrgentDataIsThereBeforeAnyPoll(t *testing.T) {
 	})
 }
 
-// Of what is held back for control, urgent data takes one message, until data has had
-// room again.
+// Urgent data may use one of the credits that are reserved for control, and no other one before data has
+// had room again.
 func TestUrgentLeavesControlItsCredit(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, messages, session.Config{})
@@ -128,8 +128,8 @@ func TestUrgentLeavesControlItsCredit(t *testing.T) {
 	})
 }
 
-// A WriteUrgent that ends as a Write sleeps leaves the endpoint armed for that Write: it
-// need not wait until the idle poller comes.
+// A WriteUrgent that ends while a Write sleeps leaves the endpoint armed for the Write, so that the
+// Write does not have to wait for the idle poller.
 func TestAWriteIsWokenThoughAnUrgentOneEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &lateArm{}
@@ -142,7 +142,7 @@ func TestAWriteIsWokenThoughAnUrgentOneEnds(t *testing.T) {
 		if _, err := s.WriteUrgent([]byte("1")); err != nil {
 			t.Fatal(err)
 		}
-		progress := func() { // the Write goes on
+		progress := func() { // lets the Write go on
 			var ev session.Event
 			for p.Poll(&ev) {
 				if ev.Msg[0] != tCredit {
@@ -153,7 +153,7 @@ func TestAWriteIsWokenThoughAnUrgentOneEnds(t *testing.T) {
 			p.send(tCredit, 0)
 			pass(4 * latency)
 		}
-		e.before(progress) // as the second one is about to sleep
+		e.before(progress) // as the second WriteUrgent is about to sleep
 		within(t, goUrgent(s))
 		before := s.Stats().BytesSent
 		progress()
@@ -163,15 +163,15 @@ func TestAWriteIsWokenThoughAnUrgentOneEnds(t *testing.T) {
 	})
 }
 
-// goUrgent is WriteUrgent of one byte.
+// goUrgent writes one byte of urgent data.
 func goUrgent(s *session.Session) <-chan result {
 	c := make(chan result, 1)
 	go func() { n, err := s.WriteUrgent([]byte("!")); c <- result{n, err} }()
 	return c
 }
 
-// A WriteUrgent that waits ends with the peer's reading, though it is its own last look
-// before it sleeps that finds the Close.
+// A WriteUrgent that waits ends when the peer closes, even if it finds the Close only in its last look
+// before it sleeps.
 func TestAnUrgentWriteEndsAsThePeerCloses(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e := &slowArrival{}
@@ -180,8 +180,8 @@ func TestAnUrgentWriteEndsAsThePeerCloses(t *testing.T) {
 			return e
 		})
 		calls := []<-chan result{goWrite(s, pattern(1<<20))}
-		pass(time.Second) // it has filled the ring, up to less than it needs
-		for range 500 {   // the last ones find no room
+		pass(time.Second) // it has filled the ring; the room that is left is too small for it
+		for range 500 {   // until urgent data finds no room either
 			calls = append(calls, goUrgent(s))
 		}
 		pass(time.Second)
@@ -193,7 +193,7 @@ func TestAnUrgentWriteEndsAsThePeerCloses(t *testing.T) {
 		e.late.Store(true)
 		p.send(tClose, 0)
 		pass(time.Second)
-		e.before(func() { // the interrupt has left something that ends its first sleep
+		e.before(func() { // the interrupt has left a signal that ends its first sleep
 			e.before(func() { e.late.Store(false) })
 		})
 		last := goUrgent(s)
@@ -207,8 +207,8 @@ func TestAnUrgentWriteEndsAsThePeerCloses(t *testing.T) {
 	})
 }
 
-// A session by which nothing but urgent data has gone is listened to behind a WriteUrgent that found room
-// as it was about to sleep: the peer's notes, and its end, come while nobody reads or writes.
+// A session that has sent only urgent data goes on handling messages after a WriteUrgent that found room
+// as it was about to sleep: the peer's notes come while no Read or Write is in progress.
 func TestHeardBehindAnUrgentWriteThatWaited(t *testing.T) {
 	each(t, func(t *testing.T, cfg twin.Config) {
 		cfg.QueueBytes = 8 << 10
@@ -219,7 +219,7 @@ func TestHeardBehindAnUrgentWriteThatWaited(t *testing.T) {
 			return e
 		})
 		waited := false
-		e.before(func() { // there is no room, or credit
+		e.before(func() { // there is no room or credit
 			waited = true
 			for p.recv() != nil {
 			}
@@ -237,7 +237,7 @@ func TestHeardBehindAnUrgentWriteThatWaited(t *testing.T) {
 	})
 }
 
-// A WriteUrgent that waits ends with this end's direction.
+// A WriteUrgent that waits ends when this end's direction is closed.
 func TestAnUrgentWriteEndsWithItsDirection(t *testing.T) {
 	for name, end := range map[string]func(*session.Session){
 		"CloseWrite": func(s *session.Session) { s.CloseWrite() },
@@ -245,15 +245,15 @@ func TestAnUrgentWriteEndsWithItsDirection(t *testing.T) {
 		"Abort":      (*session.Session).Abort,
 	} {
 		inBubble(t, func(t *testing.T) {
-			s, _, p := negotiated(t, messages, session.Config{}) // a peer that gives no credit
+			s, _, p := negotiated(t, messages, session.Config{}) // the peer grants no credit
 			w := goWrite(s, pattern(1<<20))
 			pass(time.Second)
-			if r := within(t, goUrgent(s)); r.err != nil { // by a credit for control
+			if r := within(t, goUrgent(s)); r.err != nil { // by a credit that is reserved for control
 				t.Fatal(r.err)
 			}
 			u := goUrgent(s)
 			waits(t, "WriteUrgent", u)
-			for range session.ControlReserve { // the answers use the other credits up: no Shutdown leaves, either
+			for range session.ControlReserve { // the replies use up the other credits, so that no Shutdown is sent either
 				p.send(tPing, 0)
 			}
 			pass(time.Second)

@@ -12,7 +12,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// step is something that a peer does.
+// step is something that the peer sends.
 type step func(*raw)
 
 func says(typ, flags byte, body ...byte) step {
@@ -28,7 +28,7 @@ func givesCredit(v uint32) step {
 	}
 }
 
-// unusual is what violates the protocol, or is only unexpected.
+// unusual has what violates the protocol, and what is only unexpected (fine).
 var unusual = map[string]struct {
 	cfg   twin.Config
 	steps []step
@@ -65,8 +65,8 @@ var unusual = map[string]struct {
 	"close behind shutdown":           {messages, []step{says(tShutdown, 0), says(tClose, 0)}, true},
 }
 
-// What violates the protocol ends the connection, at both ends; what is only unexpected
-// does not.
+// A violation of the protocol ends the connection at both ends. Something that is only unexpected does
+// not.
 func TestAViolationEndsTheConnection(t *testing.T) {
 	for name, tt := range unusual {
 		inOrder := strings.HasSuffix(name, "behind close") || strings.HasSuffix(name, "behind shutdown")
@@ -80,7 +80,7 @@ func TestAViolationEndsTheConnection(t *testing.T) {
 				for _, step := range tt.steps {
 					step(p)
 				}
-				pass(time.Second) // without a Read too what messages say is acted on (D3)
+				pass(time.Second) // messages are acted on even without a Read (D3)
 				n, err := s.WriteUrgent([]byte("alive?"))
 				if alive := err == nil && n == 6; alive != tt.fine && !errors.Is(err, syscall.EPIPE) {
 					t.Fatalf("the connection lives: %v (%v), want %v", alive, err, tt.fine)
@@ -95,8 +95,8 @@ func TestAViolationEndsTheConnection(t *testing.T) {
 	}
 }
 
-// endsByViolation reads the stream to its end, which is in order if it came before the
-// violation.
+// endsByViolation reads the stream to its end. With inOrder the peer's end came before the violation,
+// and is what the Read finds.
 func endsByViolation(t *testing.T, s *session.Session, inOrder bool) {
 	t.Helper()
 	var err error
@@ -113,9 +113,9 @@ func endsByViolation(t *testing.T, s *session.Session, inOrder bool) {
 	}
 }
 
-// Rules of an open offer.
+// The rules of an open offer.
 func TestAViolationOfOffersEndsTheConnection(t *testing.T) {
-	// hold makes an offer of memory that exists, and whose reads do not end.
+	// hold makes an offer of memory that exists, and whose reads do not complete.
 	hold := func(p *raw, id uint64) {
 		d, _ := p.Expose(make([]byte, 50_000), session.RemoteRead)
 		p.send(tOfferRead, 0, u64(id, d.Addr, d.Key, d.Len)...)
@@ -149,7 +149,7 @@ func TestAViolationOfOffersEndsTheConnection(t *testing.T) {
 	}
 }
 
-// A peer fills no more than the inbox has room for, and only while there is one.
+// A peer may fill no more than the inbox has room for, and only while there is one.
 func TestAViolationOfInboxesEndsTheConnection(t *testing.T) {
 	for name, say := range map[string]func(*session.Session, *raw){
 		"a Fill without an inbox": func(_ *session.Session, p *raw) { p.send(tFill, 0, u64(1)...) },
@@ -214,7 +214,7 @@ func TestAViolationOfInboxesEndsTheConnection(t *testing.T) {
 	}
 }
 
-// What comes behind a violation does not count, though the same look finds it.
+// What comes after a violation is ignored, even if the same poll finds it.
 func TestWhatComesBehindAViolationDoesNotCount(t *testing.T) {
 	violations := map[string]func(p *raw){
 		"of this end's stream": func(p *raw) { p.send(tInbox, 0, u64(0, 0, 0, 100)...) },
@@ -240,7 +240,7 @@ func TestWhatComesBehindAViolationDoesNotCount(t *testing.T) {
 	}
 }
 
-// What had arrived before the violation is read first.
+// What had arrived before a violation is read first.
 func TestWhatArrivedBeforeAViolationIsRead(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{KeepAlive: -1})
@@ -257,8 +257,8 @@ func TestWhatArrivedBeforeAViolationIsRead(t *testing.T) {
 	})
 }
 
-// A peer that sends Pings and does not take the Pongs costs the connection: what waits
-// for room is bounded, and nothing of it is left out.
+// A peer that sends Pings and does not take the Pongs loses the connection: the number of control
+// messages that wait for room is bounded, and none is dropped.
 func TestOwedControlIsBounded(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, ring, session.Config{})
@@ -274,12 +274,11 @@ func TestOwedControlIsBounded(t *testing.T) {
 	})
 }
 
-// On shared memory a peer can change a message after it was checked: Read checks it
-// again.
+// On shared memory a peer can change a message after it was checked, so Read checks it again.
 func TestAKeptMessageIsCheckedAgain(t *testing.T) {
 	for name, tt := range map[string]struct {
-		length int  // of Data, 0: a Fill
-		offer  bool // behind it
+		length int  // of a Data; 0: it is a Fill
+		offer  bool // an offer follows
 		change func(m []byte)
 	}{
 		"a type without payload":       {100, false, func(m []byte) { m[0] = tPing }},
@@ -302,7 +301,7 @@ func TestAKeptMessageIsCheckedAgain(t *testing.T) {
 					d, _ := p.Expose(make([]byte, 100_000), session.RemoteRead)
 					p.send(tOfferRead, 0, u64(1, d.Addr, d.Key, d.Len)...)
 				}
-				pass(time.Second) // nobody reads, so that it is kept
+				pass(time.Second) // nobody reads, so the message is kept
 				tt.change(e.Front())
 				_, err := s.Read(make([]byte, 1000))
 				wantErr(t, "Read", err, syscall.ECONNRESET)
@@ -311,8 +310,8 @@ func TestAKeptMessageIsCheckedAgain(t *testing.T) {
 	}
 }
 
-// A Read that finds such a change fails also where the stream has ended behind the message: it neither
-// waits, nor returns the end.
+// Such a Read fails even if the stream has ended after the message: it neither waits nor returns the
+// end.
 func TestAMessageThatChangesBeforeTheEndIsCheckedAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, e, p := negotiated(t, ring, session.Config{})
@@ -328,8 +327,8 @@ func TestAMessageThatChangesBeforeTheEndIsCheckedAgain(t *testing.T) {
 	})
 }
 
-// A Fill of what was never written shows zeros, and not what other connections have
-// left in that memory.
+// A Fill of bytes that were never written shows zeros, and not what other connections have left in the
+// memory.
 func TestAFillOfWhatWasNotWrittenShowsZeros(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s, _, p := negotiated(t, buffered, session.Config{KeepAlive: -1})

@@ -108,7 +108,7 @@ func (ch *Churn) duration() time.Duration {
 
 func (ch *Churn) run(workers int) {
 	defer debug.SetGCPercent(debug.SetGCPercent(100))
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(512 << 20)) // GOGC=off must not eat the machine
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(512 << 20)) // with GOGC=off the heap must not use up the machine's memory
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	var wg sync.WaitGroup
 	for seed := range workers {
@@ -132,7 +132,7 @@ func (ch *Churn) over() bool {
 		return true
 	case late < 0:
 		return false
-	default: // on a busy machine, what has to happen takes longer
+	default: // on a busy machine everything takes longer
 		return late > time.Minute || !ch.UntilStale && ch.covered()
 	}
 }
@@ -166,7 +166,7 @@ func (ch *Churn) disturb(random *rand.Rand) {
 	}
 }
 
-// The sizes are few, so that addresses recur.
+// There are few sizes, so that addresses recur.
 var churnSizes = []int{4 << 10, 20_000, 32 << 10, 64 << 10, 100_000, 256 << 10, 1 << 20}
 
 func (ch *Churn) worker(random *rand.Rand) {
@@ -181,11 +181,11 @@ func (ch *Churn) worker(random *rand.Rand) {
 			if len(kept) < 8 {
 				kept = append(kept, b)
 			}
-		case 4, 5, 6, 7: // an old one
+		case 4, 5, 6, 7: // a buffer that was used before
 			if len(kept) > 0 {
 				ch.use(random, kept[random.IntN(len(kept))])
 			}
-		case 8: // dropped
+		case 8: // a buffer is dropped
 			if i := len(kept) - 1; i >= 0 {
 				kept[i] = nil
 				kept = kept[:i]
@@ -200,7 +200,7 @@ func (ch *Churn) worker(random *rand.Rand) {
 	}
 }
 
-// use registers a part of b, writes it, and compares it with what the device has.
+// use registers a part of b, writes it, and compares it with what the device reads.
 func (ch *Churn) use(random *rand.Rand, b []byte) {
 	from := random.IntN(len(b) / 2)
 	part := b[from : from+1+random.IntN(len(b)-from)]
@@ -235,12 +235,12 @@ func (ch *Churn) use(random *rand.Rand, b []byte) {
 	runtime.KeepAlive(b)
 }
 
-// stack offers memory of a stack that grows, and hence moves.
+// stack offers memory of a stack that grows and is therefore moved.
 //
 //go:noinline
 func (ch *Churn) stack(depth int) {
 	var frame [8 << 10]byte
-	// What a program could do at worst.
+	// The worst that a program could do.
 	b := unsafe.Slice((*byte)(hide(unsafe.Pointer(&frame))), len(frame))
 	ch.expectUnknown(b)
 	if depth > 0 {
@@ -249,8 +249,8 @@ func (ch *Churn) stack(depth int) {
 	frame[depth]++
 }
 
-// hide returns p in a way that escape analysis does not see. It must not call
-// anything, for the address is no pointer in between.
+// hide returns p in a way that escape analysis does not recognize. It must not call anything, because
+// the address is not a pointer meanwhile.
 //
 //go:nosplit
 //go:norace
@@ -312,7 +312,7 @@ func (ch *Churn) expectUnknown(b []byte) {
 	}
 }
 
-// replace gives b's addresses other pages.
+// replace gives other pages to b's addresses.
 func (ch *Churn) replace(random *rand.Rand, b []byte) {
 	start := unsafe.Pointer(unsafe.SliceData(b))
 	const prot, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANON
@@ -322,7 +322,7 @@ func (ch *Churn) replace(random *rand.Rand, b []byte) {
 		err = unix.Madvise(b, unix.MADV_DONTNEED)
 	case 1:
 		_, err = unix.MmapPtr(-1, 0, start, uintptr(len(b)), prot, flags|unix.MAP_FIXED)
-	case 2: // moved away, and something new in its place
+	case 2: // moved away, with something new in its place
 		var moved unsafe.Pointer
 		moved, err = unix.MremapPtr(start, uintptr(len(b)), nil, uintptr(len(b)), unix.MREMAP_MAYMOVE|unix.MREMAP_DONTUNMAP)
 		if err == nil {

@@ -41,7 +41,7 @@ func Propose(ctx context.Context, c *sanconn.Conn, ep session.Endpoint, cfg sess
 	return err
 }
 
-// ErrRefused: the acceptor does not move the connection.
+// ErrRefused means that the acceptor does not move the connection.
 var ErrRefused = errors.New("connpair: the acceptor stays on TCP")
 
 // The acceptor's answers.

@@ -7,7 +7,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// All groups of methods at the same time, and an end in the middle of it.
+// testAllAtOnce calls all groups of methods at the same time, and then ends both ends at the same time.
 func testAllAtOnce(t *testing.T, mk Maker) {
 	const count = 400
 	for round := range 5 {
@@ -21,7 +21,7 @@ func testAllAtOnce(t *testing.T, mk Maker) {
 				func() error { return e.lookOn(count) })
 		}
 		together(t, calls...)
-		// Both ends at once, one of them in whichever way.
+		// Both ends end at the same time, one of them in any of the ways.
 		together(t,
 			func() error { return a.Close() },
 			func() error {
@@ -48,7 +48,7 @@ func (e *end) postBothKinds(count int) error {
 	return nil
 }
 
-// useMemory calls the methods of Memory, if there are any.
+// useMemory calls the methods of Memory, if the endpoint has it.
 func (e *end) useMemory(count int) error {
 	if e.mem == nil {
 		return nil
@@ -70,7 +70,7 @@ func (e *end) useMemory(count int) error {
 	return nil
 }
 
-// lookOn calls what may be called beside everything else.
+// lookOn calls the methods that may be called at any time.
 func (e *end) lookOn(count int) error {
 	for range count {
 		if err := e.Err(); err != nil {

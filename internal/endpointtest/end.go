@@ -10,7 +10,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// The ways in which an endpoint ends its connection, and what its peer finds.
+// ways are the ways in which an endpoint ends its connection, and what its peer finds then.
 var ways = []struct {
 	name string
 	end  func(*end)
@@ -23,7 +23,7 @@ var ways = []struct {
 func (e *end) close() { e.Close() }
 func (e *end) abort() { e.Abort() }
 
-// What was committed before Close arrives, and then EPIPE.
+// What was committed before Close arrives, followed by EPIPE.
 func testClose(t *testing.T, mk Maker) {
 	for _, count := range []int{0, 1, 20} {
 		t.Run(fmt.Sprint(count), func(t *testing.T) {
@@ -66,7 +66,7 @@ func testClose(t *testing.T, mk Maker) {
 	}
 }
 
-// Close is not held up by a peer that does not poll, nor by what is kept here.
+// Close waits neither for a peer that does not poll nor for messages that are kept here.
 func testCloseDoesNotWait(t *testing.T, mk Maker) {
 	a, b := pair(t, mk)
 	must(t, b.postControl(0, session.MaxControl))
@@ -86,7 +86,7 @@ func testCloseDoesNotWait(t *testing.T, mk Maker) {
 	}
 }
 
-// The peer of Abort finds ECONNRESET, in the middle of whatever it does.
+// The peer of Abort finds ECONNRESET, whatever it is doing.
 func testAbort(t *testing.T, mk Maker) {
 	a, b := pair(t, mk)
 	together(t,
@@ -116,8 +116,8 @@ func testAbort(t *testing.T, mk Maker) {
 	}
 }
 
-// After the end, Alloc and Free go on, Expose fails, and Revoke, Arm, Disarm, Close and
-// Abort have no effect.
+// After the end, Alloc and Free still work, Expose fails, and Revoke, Arm, Disarm, Close and Abort have
+// no effect.
 func testAfterTheEnd(t *testing.T, mk Maker) {
 	for _, tt := range ways {
 		t.Run(tt.name, func(t *testing.T) {
@@ -166,8 +166,8 @@ func testAfterTheEnd(t *testing.T, mk Maker) {
 	}
 }
 
-// The room that was reserved and the messages that were kept stay in place, and are
-// not reused, until Retire, though the peer sees the end at once.
+// Until Retire, reserved room and kept messages stay in place and are not reused, even though the peer
+// finds the end at once.
 func testRetire(t *testing.T, mk Maker) {
 	const written = 0xC3
 	for _, tt := range ways {
@@ -188,7 +188,7 @@ func testRetire(t *testing.T, mk Maker) {
 			must(t, err)
 			fill(data, written)
 			fill(control, written)
-			// Others write the second half of it, and read, while the end comes.
+			// During the end, other goroutines write the second half of the room, and read.
 			together(t,
 				func() error { tt.end(a); return nil },
 				func() error { fill(data[len(data)/2:], written); return nil },
@@ -214,7 +214,7 @@ func testRetire(t *testing.T, mk Maker) {
 	}
 }
 
-// useMemory has other connections use whatever memory is free.
+// useMemory makes other connections use whatever memory is free.
 func useMemory(t *testing.T, mk Maker) {
 	t.Helper()
 	const connections, messages = 3, 100

@@ -19,8 +19,8 @@ import (
 // the tests close the endpoints before.
 type Maker func() (a, b session.Endpoint, stop func(), err error)
 
-// Run checks the contract. Lacks names what the device beneath is known to let
-// a peer do with memory that is exposed for reading (cases of ReadRefused).
+// Run checks the contract. lacks names what the device is known to let a peer do with memory that is
+// exposed for reading (cases of ReadRefused).
 func Run(t *testing.T, mk Maker, lacks ...string) {
 	read, write := read, write
 	read.lacks, write.lacks = lacks, lacks
@@ -34,7 +34,7 @@ func Run(t *testing.T, mk Maker, lacks ...string) {
 
 	tests := []struct {
 		name string
-		has  bool // what the Limits promise
+		has  bool // whether the Limits promise it
 		f    func(*testing.T, Maker)
 	}{
 		{"Limits", true, testLimits},
@@ -89,21 +89,20 @@ func both(f func(*testing.T, Maker, direction), d direction) func(*testing.T, Ma
 // patience bounds every wait. Nothing should take that long, so it means a hang.
 const patience = 20 * time.Second
 
-// end is an endpoint with what a session would add: credits, and a way to
-// sleep.
+// end is an endpoint with what a session would add: credits, and a way to sleep.
 type end struct {
 	session.Endpoint
 	mem        session.Memory // nil: none
 	lim        session.Limits
-	recv, send chan struct{} // woken for
+	recv, send chan struct{} // signalled by wake-ups
 	peer       *end
 
 	// credits are the peer's receive buffers that are left. They are not sent, because both ends are in
 	// this process.
 	credits  atomic.Int64
 	credited chan struct{}
-	done     []session.Event // completions that message met on its way
-	event    session.Event   // of spinExpect: here, as it would escape
+	done     []session.Event // completions that message has met
+	event    session.Event   // used by spinExpect; it is here because a local one would be allocated
 	retired  bool
 }
 
@@ -141,7 +140,7 @@ func newEnd(ep session.Endpoint) *end {
 	}
 }
 
-// retire gives the endpoint back, if the test has not done so.
+// retire retires the endpoint, unless the test has done so.
 func (e *end) retire() {
 	if !e.retired {
 		e.retired = true
@@ -312,7 +311,7 @@ func (e *end) next(ev *session.Event) error {
 			return nil
 		}
 		if err := e.Err(); err != nil {
-			if e.Poll(ev) { // it came between the two
+			if e.Poll(ev) { // an event came between the two calls
 				return nil
 			}
 			return err
@@ -323,7 +322,7 @@ func (e *end) next(ev *session.Event) error {
 	}
 }
 
-// message waits for the next message; completions on the way are put aside.
+// message waits for the next message; completions before it are put aside.
 func (e *end) message() ([]byte, error) {
 	for {
 		var ev session.Event
@@ -337,7 +336,7 @@ func (e *end) message() ([]byte, error) {
 	}
 }
 
-// completion waits for the next completion; messages on the way are an error.
+// completion waits for the next completion; a message before it is an error.
 func (e *end) completion() (session.Event, error) {
 	if len(e.done) > 0 {
 		ev := e.done[0]
@@ -391,7 +390,7 @@ func (e *end) expectOf(seq uint64, n int) error {
 	return err
 }
 
-// expectFrom takes the messages from number seq on, up to end.
+// expectFrom takes the messages from number seq up to end.
 func (e *end) expectFrom(seq, end uint64) error {
 	for ; seq < end; seq++ {
 		if err := e.expect(seq); err != nil {
@@ -401,8 +400,7 @@ func (e *end) expectFrom(seq, end uint64) error {
 	return nil
 }
 
-// endOf polls until nothing comes any more and returns how the connection
-// ended.
+// endOf polls until nothing comes any more, and returns how the connection ended.
 func (e *end) endOf() (messages int, err error) {
 	for {
 		var ev session.Event
@@ -416,7 +414,7 @@ func (e *end) endOf() (messages int, err error) {
 	}
 }
 
-// minMessage is what compose needs: the number and the size.
+// minMessage is what compose needs, for the number and the size.
 const minMessage = 16
 
 // compose fills b with message number seq.
@@ -460,7 +458,7 @@ func get64(b []byte) (v uint64) {
 	return v
 }
 
-// noise fills b with bytes that depend on seed alone.
+// noise fills b with bytes that depend only on seed.
 func noise(b []byte, seed uint64) {
 	r := rand.NewPCG(seed, 0)
 	for i := range b {
@@ -468,7 +466,7 @@ func noise(b []byte, seed uint64) {
 	}
 }
 
-// together runs functions concurrently and fails with what they return.
+// together runs functions concurrently, and fails with the errors that they return.
 func together(t *testing.T, fs ...func() error) {
 	t.Helper()
 	c := make(chan error, len(fs))

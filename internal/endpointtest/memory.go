@@ -17,7 +17,7 @@ import (
 // writes, and b the end that exposes.
 type direction struct {
 	kind   session.EventKind
-	rights session.Rights // that it needs
+	rights session.Rights // that the access needs
 	post   func(e *end, local []byte, d session.Descriptor, off int, id uint32) error
 	lacks  []string // cases that the device is known not to refuse
 }
@@ -46,8 +46,7 @@ func (e *end) expose(b []byte, rights session.Rights) (session.Descriptor, error
 	return d, err
 }
 
-// start posts, and waits while the queue is full: completions that it meets
-// are put aside.
+// start posts an access, and waits while the queue is full. Completions that it meets are put aside.
 func (d direction) start(e *end, local []byte, desc session.Descriptor, off int, id uint32) error {
 	for {
 		err := d.post(e, local, desc, off, id)
@@ -144,8 +143,7 @@ func (f framed) unchanged(seed uint64) error {
 	return nil
 }
 
-// Bytes move, exactly those that were named, of every size, and completions
-// come in order.
+// Exactly the named bytes move, of every size, and completions come in order.
 func testMove(t *testing.T, mk Maker, d direction) {
 	a, b := pair(t, mk)
 	most := min(a.lim.MaxRDMA, b.lim.MaxExpose, 3<<20)
@@ -159,7 +157,7 @@ func testMove(t *testing.T, mk Maker, d direction) {
 			if desc.Len != uint64(size) {
 				t.Errorf("descriptor of %d bytes says %d", size, desc.Len)
 			}
-			// In up to three parts, in order.
+			// The bytes move in up to three parts, in order.
 			id := uint32(100 * i)
 			cuts := []int{0, size / 3, size / 2, size}
 			parts := 0
@@ -192,7 +190,7 @@ func testMove(t *testing.T, mk Maker, d direction) {
 	must(t, b.Err())
 }
 
-// Few bytes, at the end of a page and across it, at either end.
+// Few bytes move, at the end of a page and across it, at either end.
 func testShort(t *testing.T, mk Maker, d direction) {
 	const page, longest = 4096, 40
 	a, b := pair(t, mk)
@@ -234,7 +232,7 @@ func testWriteThenMessage(t *testing.T, mk Maker) {
 	desc, err := b.expose(remote.in, session.RemoteWrite)
 	must(t, err)
 	for id := range uint32(rounds) {
-		if id >= slots { // what was in the slot has left it
+		if id >= slots { // the bytes of the write before have left the slot
 			ev, err := write.complete(a, id-slots)
 			must(t, err)
 			must(t, ev.Err)
@@ -251,7 +249,7 @@ func testWriteThenMessage(t *testing.T, mk Maker) {
 	must(t, remote.untouched(41))
 }
 
-// More than any queue holds: a full queue shows, and nothing is lost.
+// More accesses than any queue holds: a full queue is reported, and nothing is lost.
 func testQueue(t *testing.T, mk Maker, d direction) {
 	const count, size = 500, 256
 	a, b := pair(t, mk)
@@ -320,7 +318,7 @@ func testRefused(t *testing.T, mk Maker, d direction) {
 			}
 		})
 	}
-	// Memory is exposed to the peer of one connection alone (R2).
+	// Memory is exposed only to the peer of one connection (R2).
 	if slices.Contains(d.lacks, "by the peer of another connection") {
 		t.Log("not refused here: by the peer of another connection")
 		return
@@ -355,8 +353,8 @@ func refused(t *testing.T, a *end, d direction, local []byte, desc session.Descr
 	}
 }
 
-// refusedLater: on iWARP a write is complete when the network has its bytes; if
-// the peer refuses them the connection ends.
+// refusedLater reports whether the access is a write that has completed before its refusal ends the
+// connection. On iWARP a write completes when the network has its bytes.
 func (d direction) refusedLater(e *end) bool {
 	if d.kind != session.WriteDone {
 		return false
@@ -371,8 +369,8 @@ func broken(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ETIMEDOUT)
 }
 
-// After Revoke nothing of the peer's touches the memory, whatever it had
-// posted, and an access fails.
+// After Revoke no access of the peer touches the memory, even if it was posted before, and new ones
+// fail.
 func testRevoked(t *testing.T, mk Maker, d direction) {
 	for round := range 10 {
 		a, b := pair(t, mk)
@@ -401,8 +399,8 @@ func testRevoked(t *testing.T, mk Maker, d direction) {
 // revoking is an access in parts during which the memory is revoked.
 type revoking struct {
 	direction
-	a, b          *end // whose access, whose memory
-	late          bool // Revoke does not wait for what moves just then
+	a, b          *end // the end that accesses, and the end that owns the memory
+	late          bool // Revoke does not wait for accesses in progress
 	remote, local framed
 	desc          session.Descriptor
 	began         chan struct{}
@@ -411,7 +409,7 @@ type revoking struct {
 
 const revokedSize, revokedPart = 1 << 16, 1 << 10
 
-// access moves part by part, until one is refused or all has moved. Before the given part
+// access moves one part after the other, until one is refused or all have moved. Before the given part
 // it lets the other end revoke.
 func (r *revoking) access(part int) error {
 	refused := false
@@ -468,12 +466,12 @@ func (r *revoking) revoke() error {
 	return nil
 }
 
-// After Abort or Close returned, at either end, no RDMA touches this process's memory.
+// After Abort or Close has returned, at either end, no RDMA touches this process's memory.
 func testEndStops(t *testing.T, mk Maker, d direction) {
 	size := min(1<<20, mkLimit(t, mk))
 	for _, tt := range []struct {
 		name   string
-		posted bool // by the end that ends the connection; else it has exposed
+		posted bool // by the end that ends the connection, which otherwise has exposed the memory
 		end    func(*end)
 	}{
 		{"Abort by who posted", true, (*end).abort},
@@ -493,7 +491,7 @@ func testEndStops(t *testing.T, mk Maker, d direction) {
 			}
 			tt.end(here)
 			fill(mine.all, 'm')
-			there.endOf() // until the peer has it, and longer than any transfer
+			there.endOf() // until the peer has found the end, and longer than any transfer takes
 			if bytes.Count(mine.all, []byte{'m'}) != len(mine.all) {
 				t.Error("memory was touched after it returned")
 			}
@@ -501,7 +499,7 @@ func testEndStops(t *testing.T, mk Maker, d direction) {
 	}
 }
 
-// mkLimit is the largest transfer in bytes between the ends.
+// mkLimit returns the largest transfer in bytes between the ends.
 func mkLimit(t *testing.T, mk Maker) int {
 	a, b := pair(t, mk)
 	return min(a.lim.MaxRDMA, b.lim.MaxExpose)
@@ -562,7 +560,7 @@ func testAlloc(t *testing.T, mk Maker) {
 	a.mem.Free(p)
 }
 
-// Memory from Alloc may be exposed, and is moved from and to like any other.
+// Memory from Alloc may be exposed, and bytes move from and to it as with any other memory.
 func testAllocMoves(t *testing.T, mk Maker, d direction) {
 	const size = 10_000
 	a, b := pair(t, mk)

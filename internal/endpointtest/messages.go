@@ -46,8 +46,7 @@ func testLimits(t *testing.T, mk Maker) {
 	}
 }
 
-// Messages arrive whole, once, in order, of every size, in both directions at
-// the same time.
+// Messages arrive whole, once and in order, of every size, in both directions at the same time.
 func testMessages(t *testing.T, mk Maker) {
 	const count = 2000
 	a, b := pair(t, mk)
@@ -82,7 +81,7 @@ func testMessages(t *testing.T, mk Maker) {
 	}
 }
 
-// Reserve gives room between its bounds; Commit sends as much of it as it is told to.
+// Reserve gives room between its bounds; Commit sends the given number of its bytes.
 func testReserve(t *testing.T, mk Maker) {
 	a, b := pair(t, mk)
 	largest := a.maxMessage()
@@ -99,7 +98,7 @@ func testReserve(t *testing.T, mk Maker) {
 		a.Commit(compose(room[:n], uint64(seq)))
 		must(t, b.expectOf(uint64(seq), n))
 	}
-	// The smallest message that there is.
+	// The smallest possible message.
 	must(t, a.credit(false))
 	room, err := a.reserve(1, 1)
 	must(t, err)
@@ -113,7 +112,7 @@ func testReserve(t *testing.T, mk Maker) {
 	b.drop()
 }
 
-// Room that is committed with no byte is free again, and nothing of it arrives.
+// Room that is committed with no byte is free again, and nothing arrives.
 func testCommitNothing(t *testing.T, mk Maker) {
 	const rounds = 1000 // more than any queue has room for
 	a, b := pair(t, mk)
@@ -127,7 +126,7 @@ func testCommitNothing(t *testing.T, mk Maker) {
 	must(t, b.expect(1))
 }
 
-// Room for control that is abandoned is free again, and nothing of it arrives.
+// Reserved room for control that is abandoned is free again, and nothing arrives.
 func testReserveControl(t *testing.T, mk Maker) {
 	const rounds = 1000
 	a, b := pair(t, mk)
@@ -145,8 +144,8 @@ func testReserveControl(t *testing.T, mk Maker) {
 	}
 }
 
-// Control that is committed between a Reserve and its Commit goes at once, before the
-// data, and leaves the room that is being filled alone.
+// Control that is committed between a Reserve and its Commit is sent at once, before the data, and does
+// not touch the room that is being filled.
 func testControlBetween(t *testing.T, mk Maker) {
 	const rounds = 500
 	a, b := pair(t, mk)
@@ -160,7 +159,7 @@ func testControlBetween(t *testing.T, mk Maker) {
 		for seq := range controls {
 			must(t, a.postControl(seq, minMessage+r.IntN(session.MaxControl-minMessage+1)))
 		}
-		early := r.IntN(2) == 0 // the peer has it before the Commit
+		early := r.IntN(2) == 0 // the peer gets it before the Commit
 		if early {
 			must(t, b.expectFrom(0, controls))
 		}
@@ -190,8 +189,8 @@ func fill(b []byte, v byte) {
 	}
 }
 
-// A peer that does not poll stops data, not control, not even while room for data is
-// reserved. Once it polls, an end armed for SendReady is woken, and nothing is lost.
+// If the peer does not poll, data stops but control does not, even while room for data is reserved. Once
+// the peer polls, an end armed for SendReady is woken, and nothing is lost.
 func testBackPressure(t *testing.T, mk Maker) {
 	a, b := pair(t, mk)
 	size := min(a.maxMessage(), 4096)
@@ -206,7 +205,7 @@ func testBackPressure(t *testing.T, mk Maker) {
 	count = a.fillUp(t, size, count-1)
 	must(t, a.credit(false))
 	room, read := a.Reserve(size, size), uint64(0)
-	for ; room == nil && read < count; read++ { // less than before: it depends on what is acknowledged
+	for ; room == nil && read < count; read++ { // fewer than before: that depends on what has been acknowledged
 		must(t, b.expect(read))
 		room = a.Reserve(size, size)
 	}
@@ -221,8 +220,8 @@ func testBackPressure(t *testing.T, mk Maker) {
 	must(t, b.expectFrom(read, sent+1))
 }
 
-// fillUp sends data messages from number 0 on, until there is no room or credit, or
-// most were sent, and returns how many were.
+// fillUp sends data messages from number 0 on, at most most, until there is no room or credit. It
+// returns how many it has sent.
 func (e *end) fillUp(t *testing.T, size int, most uint64) (count uint64) {
 	t.Helper()
 	const tooMuch = 1 << 30 // bytes; a queue that takes more has no bound
@@ -240,7 +239,7 @@ func (e *end) fillUp(t *testing.T, size int, most uint64) (count uint64) {
 	return count
 }
 
-// postReserve sends as many control messages as there is always room for.
+// postReserve sends as many control messages as there always is room for.
 func (e *end) postReserve(t *testing.T, seq uint64) {
 	t.Helper()
 	for i := range session.ControlReserve {
@@ -282,11 +281,11 @@ func testKeepAndDrop(t *testing.T, mk Maker) {
 		})
 }
 
-// keeper receives messages, and keeps some of them for a while.
+// keeper receives messages, and keeps some of them for some time.
 type keeper struct {
 	*end
 	r    *rand.Rand
-	most int // to be kept: many, but not so many that nothing flows
+	most int // how many it keeps: many, but not so many that no message can flow
 	kept []uint64
 }
 
@@ -376,7 +375,7 @@ func testNoAllocation(t *testing.T, mk Maker) {
 			t.Error("lost")
 		}
 	}
-	for range 100 { // pools fill
+	for range 100 { // so that pools fill
 		turn()
 	}
 	if n := testing.AllocsPerRun(1000, turn); n > 0 {

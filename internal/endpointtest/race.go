@@ -2,5 +2,5 @@
 
 package endpointtest
 
-// raceEnabled: the race detector allocates.
+// raceEnabled is true if the race detector is on, which allocates.
 const raceEnabled = true

@@ -10,15 +10,15 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Arm, look once more, sleep: no wake-up is lost, over many rounds that always
-// end in sleep at one side, and in both kinds of sleep at the same time.
+// Arm, look again, sleep: no wake-up is lost, over many rounds that always end in a sleep at one end,
+// and with both kinds of sleep at the same time.
 func testWakeAfterArm(t *testing.T, mk Maker) {
-	const rounds = 5000 // to meet a window of some nanoseconds
+	const rounds = 5000 // enough to meet a window of some nanoseconds
 	a, b := pair(t, mk)
 	together(t,
 		func() error { return a.ping(rounds) },
 		func() error { return b.pong() })
-	// A full pipe in both directions: sleeps for room.
+	// The queues are full in both directions: the ends sleep for room.
 	const count = rounds / 10
 	size := a.maxMessage()
 	flood := func(e *end) func() error {
@@ -35,10 +35,10 @@ func testWakeAfterArm(t *testing.T, mk Maker) {
 	together(t, flood(a), flood(b), drain(a), drain(b))
 }
 
-// What the numbers of pings mean for another round.
+// The lowest bit of a ping says whether another round follows.
 const more, last = 0, 1
 
-// ping begins rounds; where a round takes long, as many as there is time for.
+// ping begins rounds. If a round takes long, it begins only as many as there is time for.
 func (e *end) ping(rounds uint64) error {
 	const enough = time.Second
 	began := time.Now()
@@ -56,7 +56,7 @@ func (e *end) ping(rounds uint64) error {
 	return nil
 }
 
-// pong answers pings until the last.
+// pong answers pings up to the last.
 func (e *end) pong() error {
 	for seq, what := uint64(0), uint64(more); what == more; seq++ {
 		m, err := e.message()
@@ -75,7 +75,8 @@ func (e *end) pong() error {
 	return nil
 }
 
-// The end of the connection wakes an end that has armed, for whatever; others find it.
+// The end of the connection wakes an end that is armed, for whatever event. An end that is not armed
+// finds it by Poll and Err.
 func testWakeAtTheEnd(t *testing.T, mk Maker) {
 	for _, tt := range ways {
 		t.Run(tt.name, func(t *testing.T) {
@@ -102,8 +103,8 @@ func testWakeAtTheEnd(t *testing.T, mk Maker) {
 	}
 }
 
-// A Sleep ends by a token that is not the endpoint's as well, however close it comes to the
-// Sleep's beginning or to the endpoint's own.
+// A token that does not come from the endpoint also ends a Sleep, however close it comes to the Sleep's
+// beginning or to the endpoint's own token.
 func testRouse(t *testing.T, mk Maker) {
 	const rounds = 2000
 	a, b := pair(t, mk)
@@ -125,7 +126,7 @@ func testRouse(t *testing.T, mk Maker) {
 	}
 }
 
-// Behind a Rest, Wakes need no Sleep.
+// After Rest, wake-ups come without a Sleep.
 func testRest(t *testing.T, mk Maker) {
 	a, b := pair(t, mk)
 	s := b.Endpoint.(session.Sleeper)

@@ -19,8 +19,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A name that could not be had in the network namespace of a thread is not taken in the process's, by
-// whose threads timers run, but in that one, when its thread uses it next.
+// A name that could not be taken in the network namespace of a thread must not be taken later in the
+// process's namespace, in which timers run. It is taken in that thread's namespace when the thread next
+// uses it.
 func TestANameIsTriedAgainInItsNamespace(t *testing.T) {
 	testenv.NeedRoot(t)
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
@@ -74,7 +75,7 @@ func TestANameIsTriedAgainInItsNamespace(t *testing.T) {
 		n.here.tried = time.Now().Add(-againIn)
 	}
 	timeToTry()
-	here, err := open() // as a timer does, on a thread of the process's
+	here, err := open() // on a thread of the process's namespace, as a timer does
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,13 +86,13 @@ func TestANameIsTriedAgainInItsNamespace(t *testing.T) {
 	timeToTry()
 }
 
-// usedUp is shm.Listen where the process has no descriptors left.
+// usedUp is shm.Listen in a process without free descriptors.
 func usedUp(uint16, shm.Config, func(session.Endpoint)) (*shm.Listener, error) {
 	return nil, &session.Unavailable{Reason: session.ReasonResources, Err: unix.EMFILE}
 }
 
-// A name that could not be had is there once it can be, though nothing uses it anew: as without
-// descriptors, or in a directory whose file system fails.
+// A name that could not be taken, for lack of descriptors or because the directory's file system failed,
+// is taken once that is possible, even if nothing uses it again.
 func TestANameIsTriedAgain(t *testing.T) {
 	for _, why := range []session.Reason{session.ReasonUnreachable, session.ReasonTimeout} {
 		synctest.Test(t, func(t *testing.T) {
@@ -120,7 +121,7 @@ func TestANameIsTriedAgain(t *testing.T) {
 	if why, all := n.Lacks(); !reason.Is(why, session.ReasonResources) || !all || own.has(Here(0, port)) {
 		t.Errorf("%v, all: %v", why, all)
 	}
-	own.mu.Lock() // the timer reads it behind that
+	own.mu.Lock() // the timer reads it after taking the lock
 	own.listen = shm.Listen
 	own.mu.Unlock()
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -169,7 +170,7 @@ func TestANameOfSeveralInADirectory(t *testing.T) {
 	})
 }
 
-// Of several that take a port's name at once each knows whether it is there.
+// If several calls take a port's name at the same time, each of them learns whether it exists.
 func TestANameThatSeveralTake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		goOn := make(chan struct{})
@@ -195,14 +196,14 @@ func TestANameThatSeveralTake(t *testing.T) {
 	})
 }
 
-// What hangs in a directory holds up the Listen that begins there alone: neither what is accepted
-// meanwhile, nor other ports.
+// A directory whose file system hangs delays only the Listen that begins there, but neither connections
+// that are accepted meanwhile, nor other ports.
 func TestADirectoryThatHangs(t *testing.T) {
 	dir := t.TempDir()
-	const port, other = 1, 2 // TCP has them for root alone
+	const port, other = 1, 2 // TCP lets only root use them, so no test has them
 	at := Place{Dir: dir, Peer: Here(0, port).Peer}
 	hangs, goOn, made := make(chan struct{}), make(chan struct{}), make(chan struct{}, 2)
-	full := false // the directory, and does not hang
+	full := false // the directory is full, and does not hang
 	own.listen = func(port uint16, cfg shm.Config, take func(session.Endpoint)) (*shm.Listener, error) {
 		if cfg.Dir != "" && full {
 			return nil, &session.Unavailable{Reason: session.ReasonResources, Err: unix.ENOSPC}
@@ -247,11 +248,11 @@ func TestADirectoryThatHangs(t *testing.T) {
 	own.mu.Lock()
 	full, n.there.tried = false, time.Time{}
 	own.mu.Unlock()
-	accepted = open(port, dir) // has it tried again
+	accepted = open(port, dir) // makes it try again
 	<-hangs
 	accepted.Close()
 	n.Close()
-	goOn <- struct{}{} // there is nobody for the name any more
+	goOn <- struct{}{} // the name has no user any more
 	<-made
 	testenv.Eventually(t, 20*time.Second, func() error {
 		files, err := os.ReadDir(dir)

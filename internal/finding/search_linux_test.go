@@ -25,7 +25,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A search whose time is up has not found that nobody is there: it has not asked all.
+// A search whose time is over does not report that no process listens: it has not asked all.
 func TestSearchRunsOutOfTime(t *testing.T) {
 	at := Here(0, unusedPort(t))
 	l, err := shm.Listen(at.Peer.Port(), shm.Config{}, drop)
@@ -39,7 +39,7 @@ func TestSearchRunsOutOfTime(t *testing.T) {
 	}
 }
 
-// A search ends with the last wrong answer that a connection takes: nobody else is asked.
+// A search ends with the last wrong answer that a connection accepts: no other process is asked.
 func TestSearchEndsWhenTooMuchWasGuessed(t *testing.T) {
 	to := acceptors(t, 3)
 	asked := 0
@@ -55,10 +55,10 @@ func TestSearchEndsWhenTooMuchWasGuessed(t *testing.T) {
 	}
 }
 
-// Where another process's end stays on TCP the next one is asked, as it may have the connection by now,
-// and so it is behind one that speaks another version, or nonsense, or has ended, or can take none. An end of
-// this process that does not move is proposed to nobody else, nor is one that has found its other end: who
-// has that is remembered.
+// If another process's end stays on TCP, the next process is asked, as it may have the connection by
+// now. The same applies after a process that has another version, answers nonsense, has ended, or has no
+// room. If this end does not move, or the connection's other end was found, no other process is asked.
+// The process that has the other end is remembered.
 func TestSearchEndsWithAnEndThatStays(t *testing.T) {
 	to := acceptors(t, 2)
 	at := Here(0, to.Port())
@@ -97,8 +97,8 @@ func TestSearchEndsWithAnEndThatStays(t *testing.T) {
 	}
 }
 
-// Where one process has another version, and the others do not have the connection, the reason is the
-// version; and as one of them may yet accept it, it counts as unknown.
+// If one process has another version, and the others do not have the connection, the reason is the
+// version. As another process may accept the connection later, the error is also ErrUnknown.
 func TestSearchTellsOfAnotherVersion(t *testing.T) {
 	to := acceptors(t, 2)
 	unknown, version := hello.Answer{Code: hello.Unknown}.Err(), error(&session.Unavailable{Reason: session.ReasonVersion, Err: net.ErrClosed})
@@ -115,8 +115,8 @@ func TestSearchTellsOfAnotherVersion(t *testing.T) {
 	}
 }
 
-// A name that was not listed, as other sockets ended meanwhile, is found all the same; and nobody is
-// asked twice.
+// A name that was not listed, because other sockets ended during the listing, is found nevertheless, and
+// no process is asked twice.
 func TestSearchListsAgain(t *testing.T) {
 	to := acceptors(t, 1)
 	asked := 0
@@ -125,7 +125,7 @@ func TestSearchListsAgain(t *testing.T) {
 		if asked++; asked > 1 {
 			return nil
 		}
-		accepts(t, to) // as if it had been left out
+		accepts(t, to) // as if it had been left out of the list
 		return &session.Unavailable{Reason: session.ReasonOwner, Err: hello.ErrOther}
 	}}
 	if err := q.Run(t.Context()); asked != 2 || err != nil {
@@ -133,7 +133,7 @@ func TestSearchListsAgain(t *testing.T) {
 	}
 }
 
-// That nobody had a name of a port does not count once this process has one: ports come again.
+// That no process had a name of a port is forgotten once this process has one, as ports are used again.
 func TestSearchOfAPortThatIsOurs(t *testing.T) {
 	for _, dir := range []string{"", t.TempDir()} {
 		to := acceptors(t, 0)
@@ -161,8 +161,8 @@ func TestSearchOfAPortThatIsOurs(t *testing.T) {
 	}
 }
 
-// Who had the last connection is asked first, and who was silent last; and no more than MostNames keep
-// links, however many names there are.
+// The process that had the last connection is asked first, and silent ones last. No more than MostNames
+// keep links, however many names there are.
 func TestWhoIsAsked(t *testing.T) {
 	const many = shm.MostNames + 6
 	port := unusedPort(t)
@@ -220,7 +220,7 @@ func TestWhoIsAsked(t *testing.T) {
 			t.Errorf("silent: %q", silent)
 		}
 	}
-	if bits.UintSize == 32 { // as many links as names take more addresses than there are
+	if bits.UintSize == 32 { // so many links would need more addresses than there are
 		return
 	}
 	for len(before) < many {
@@ -230,7 +230,8 @@ func TestWhoIsAsked(t *testing.T) {
 		order = append(order, search()...)
 	}
 	slices.Sort(order)
-	// More than can be linked with at a time, if a link has failed meanwhile, as on a loaded machine.
+	// More than can have a link at a time are asked only if a link has failed meanwhile, as on a loaded
+	// machine.
 	if n := len(slices.Compact(order)); n < shm.MostNames {
 		t.Errorf("%d of %d have been asked", n, many)
 	}
@@ -239,11 +240,11 @@ func TestWhoIsAsked(t *testing.T) {
 	}
 }
 
-// Who had the last connection is not asked for one to another user's process: other addresses of the port
-// may be others'.
+// The process that had the last connection is not asked for a connection to a process of another user,
+// who may have other addresses of the port.
 func TestWhoHadTheLastIsAnotherUsers(t *testing.T) {
 	if os.Geteuid() == 0 {
-		runtime.LockOSThread() // for good: from here on it is another user's
+		runtime.LockOSThread() // for good: from here on it runs as another user
 		if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, 1, 1, 1); errno != 0 {
 			t.Fatal(errno)
 		}
@@ -275,8 +276,8 @@ func TestWhoHadTheLastIsAnotherUsers(t *testing.T) {
 	}
 }
 
-// Those that there are links with are asked before names are listed, and others where none of them has
-// the connection.
+// Processes to which there are links are asked before names are listed. The others are asked if none of
+// those has the connection.
 func TestLinkedAreAskedFirst(t *testing.T) {
 	const none = -1
 	port := unusedPort(t)
@@ -304,7 +305,7 @@ func TestLinkedAreAskedFirst(t *testing.T) {
 	}
 	open(0)
 	open(1)
-	testenv.Eventually(t, 20*time.Second, func() error { // there are links with both then
+	testenv.Eventually(t, 20*time.Second, func() error { // then there are links to both
 		if order := search(none); len(order) < 2 {
 			return fmt.Errorf("these were asked: %d", order)
 		}
@@ -321,7 +322,7 @@ func TestLinkedAreAskedFirst(t *testing.T) {
 	}
 }
 
-// A search asks no more than MostNames, though somebody has made others by which nobody answers.
+// A search asks no more than MostNames, even if another user has made more names that do not answer.
 func TestNamesWithoutEnd(t *testing.T) {
 	const many = 3 * shm.MostNames
 	port := unusedPort(t)
@@ -364,7 +365,7 @@ func TestNamesWithoutEnd(t *testing.T) {
 	}
 	done.Wait()
 	asked := 0
-	if errors.Is(err, hello.ErrOther) { // by the one that answers
+	if errors.Is(err, hello.ErrOther) { // the answer of the one that answers
 		asked++
 	}
 	for _, c := range came {
@@ -380,9 +381,8 @@ func TestNamesWithoutEnd(t *testing.T) {
 // lastPort is the last port that unusedPort has tried. It begins at random, as other processes test, too.
 var lastPort = rand.Uint32()
 
-// unusedPort returns another port each time, as links with a port's names outlive a test. Nobody has a
-// name for it, and it is below those that the system gives to sockets, by which other programs' processes
-// would be found.
+// unusedPort returns another port each time, because links of a port's names outlive a test. No process
+// has a name for it, and the system does not give it to sockets, so no other program's process is found.
 func unusedPort(t *testing.T) uint16 {
 	for {
 		lastPort++
@@ -395,7 +395,7 @@ func unusedPort(t *testing.T) uint16 {
 	}
 }
 
-// acceptors returns a port of TCP's, at which so many accept on shm until the test's end.
+// acceptors returns a port of TCP at which n listeners accept on shm until the end of the test.
 func acceptors(t *testing.T, n int) (to netip.AddrPort) {
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -409,7 +409,7 @@ func acceptors(t *testing.T, n int) (to netip.AddrPort) {
 	return to
 }
 
-// accepts has one more accept on shm.
+// accepts adds a listener that accepts on shm.
 func accepts(t *testing.T, to netip.AddrPort) {
 	l, err := shm.Listen(to.Port(), shm.Config{}, drop)
 	if err != nil {
@@ -420,7 +420,7 @@ func accepts(t *testing.T, to netip.AddrPort) {
 
 func drop(ep session.Endpoint) { ep.Abort(); ep.Retire() }
 
-// A search that is given up has found out nothing, neither who is there nor who is stopped.
+// A search that is given up has found out nothing, neither which processes listen nor which are stopped.
 func TestSearchThatIsGivenUp(t *testing.T) {
 	at := Here(0, unusedPort(t))
 	for range 3 {
@@ -455,7 +455,7 @@ func TestSearchThatIsGivenUp(t *testing.T) {
 	}
 }
 
-// isUp is the context of an attempt whose time has ended while it asks.
+// isUp is the context of an attempt whose time ends during the search.
 type isUp struct{ context.Context }
 
 func (isUp) Done() <-chan struct{} { return nil }

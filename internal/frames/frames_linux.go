@@ -38,7 +38,7 @@ func Visible() error {
 // A Record holds the physical frames that a range of addresses had at some time.
 type Record struct {
 	start, end uintptr
-	frames     []uint64 // one for each page; 0 for one that was not present
+	frames     []uint64 // one for each page; 0 for a page that was not present
 }
 
 // Of records the frames of [start, start+n). Visible must have succeeded.

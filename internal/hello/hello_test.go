@@ -9,7 +9,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A dialer that does not know of the flag takes an answer with it for what it was before: the
+// A dialer that does not know the flag undecided understands the answer in its older meaning: the
 // process does not have the connection yet.
 func TestUndecidedAnswer(t *testing.T) {
 	for _, a := range []Answer{{Code: Moves, Stamp: 7}, {Code: Unknown}, {Code: Unknown, Stamp: 7, Undecided: true}} {
@@ -36,7 +36,7 @@ func TestProposalThereAndBack(t *testing.T) {
 		{Ends: tcpid.Ends{Local: b, Remote: a}, Stamped: true, Challenge: 6},
 	} {
 		b := o.Encode()
-		if got, err := ParseProposal(append(b, 7)); got != o || err != nil { // what later versions add
+		if got, err := ParseProposal(append(b, 7)); got != o || err != nil { // later versions may add bytes
 			t.Errorf("%+v, %v instead of %+v", got, err, o)
 		}
 		if _, err := ParseProposal(b[:len(b)-1]); err == nil {
@@ -49,7 +49,7 @@ func TestProposalThereAndBack(t *testing.T) {
 	}
 }
 
-// Only an answer that says so moves the connection: one that is cut short, or whose code is not known,
+// Only an answer with code Moves moves the connection: a truncated one, or one with an unknown code,
 // does not.
 func TestNoOtherAnswerMoves(t *testing.T) {
 	whole := Answer{Code: Moves, Stamp: 7}.Encode()
@@ -63,7 +63,7 @@ func TestNoOtherAnswerMoves(t *testing.T) {
 		Stays: session.ReasonStays, Refused: session.ReasonRefused,
 	}
 	for code := range 256 {
-		a, err := ParseAnswer([]byte{byte(code), 7, 0, answerUndecided}) // which is said of Unknown alone
+		a, err := ParseAnswer([]byte{byte(code), 7, 0, answerUndecided}) // the flag has a meaning only with Unknown
 		if err != nil || a.Undecided != (a.Code == Unknown) {
 			t.Errorf("code %d: %+v, %v", code, a, err)
 		}

@@ -21,8 +21,8 @@ import (
 // testScheduler is the scheduler of a test.
 type testScheduler struct {
 	Scheduler
-	ended sync.WaitGroup // the jobs
-	waits bool           // each job, for its other end to be accepted
+	ended sync.WaitGroup // done when all jobs have ended
+	waits bool           // jobs wait until the other end has been accepted
 }
 
 const testTimeout = 30 * time.Second
@@ -31,8 +31,8 @@ var errEnded = &session.Unavailable{Reason: session.ReasonStays, Err: errors.New
 
 func peerAt(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.IPv6Loopback(), port) }
 
-// job adds one to move to a port, which has so much time for its attempts, of which each is a call
-// of move. done may be nil.
+// job adds a job that moves a connection to a port and has that much time for its attempts. Each attempt
+// is a call of move. done may be nil.
 func (s *testScheduler) job(ctx context.Context, port uint16, left time.Duration, move func(context.Context) error, done func(*session.Unavailable)) {
 	s.ended.Add(1)
 	s.Add(&Job{
@@ -47,7 +47,7 @@ func (s *testScheduler) job(ctx context.Context, port uint16, left time.Duration
 	})
 }
 
-// isSlow reports whether a port is, once nothing runs any more.
+// isSlow reports whether a port counts as slow, once no job runs any more.
 func (s *testScheduler) isSlow(t testing.TB, port uint16) (slow bool) {
 	t.Helper()
 	s.ended.Wait()
@@ -70,7 +70,7 @@ func neverAnswers(ctx context.Context) error {
 
 func answers(context.Context) error { return errEnded }
 
-// However many addresses have a process that does not answer, others have their turn.
+// However many addresses have a process that does not answer, connections to others get a turn.
 func TestSilentAddressesLeaveRoom(t *testing.T) {
 	scheduler := new(testScheduler)
 	for port := range uint16(2 * MostMoving) {
@@ -88,7 +88,7 @@ func TestSilentAddressesLeaveRoom(t *testing.T) {
 	scheduler.ended.Wait()
 }
 
-// Where others have all places, without a pause, some of those addresses have turns at a time.
+// If other addresses occupy all places without a pause, a few slow addresses still get turns at a time.
 func TestSilentAddressesHaveTurns(t *testing.T) {
 	scheduler := new(testScheduler)
 	for port := range uint16(fewSlow) {
@@ -119,7 +119,7 @@ func TestSilentAddressesHaveTurns(t *testing.T) {
 	if running, _, _ := scheduler.Counts(); running > MostMoving {
 		t.Errorf("%d move at a time", running)
 	}
-	for range MostMoving + fewSlow { // the turn of each of the others comes once
+	for range MostMoving + fewSlow { // each of the others has its turn once
 		end <- struct{}{}
 	}
 	for i := 0; i < fewSlow && !t.Failed(); i++ {
@@ -129,7 +129,7 @@ func TestSilentAddressesHaveTurns(t *testing.T) {
 	scheduler.ended.Wait()
 }
 
-// Where nobody else has a place, they have half of all.
+// If no other address has a place, the slow ones get half of all places.
 func TestSilentAddressesHaveHalf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		scheduler := new(testScheduler)
@@ -159,8 +159,9 @@ func wantClosed(t *testing.T, c <-chan struct{}, otherwise string) {
 	}
 }
 
-// An address is slow when an attempt that had its time has run out of it: all that a job has, or
-// as long as a process may do nothing. One that its dial has cut short says nothing.
+// An address counts as slow when an attempt that had enough time has used it up: all the time that a job
+// has, or as long as a process may be silent. An attempt that ended early because its dial ended does
+// not count.
 func TestSlowIsWhoHadTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, of := range []struct {
@@ -183,8 +184,8 @@ func TestSlowIsWhoHadTime(t *testing.T) {
 	})
 }
 
-// What a job has left for its last attempt, behind others for which its other end was not accepted, is
-// too little to say anything.
+// The time that a job has left for its last attempt, after others for which its other end was not
+// accepted, is too short to count.
 func TestTheRestOfAJobIsNoTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		scheduler := new(testScheduler)
@@ -197,7 +198,7 @@ func TestTheRestOfAJobIsNoTime(t *testing.T) {
 			late = true
 			return neverAnswers(ctx)
 		}, func(why *session.Unavailable) {
-			if !errors.Is(why, hello.ErrNotAccepted) { // what an attempt with time has found
+			if !errors.Is(why, hello.ErrNotAccepted) { // what an attempt with enough time has found
 				t.Error(why)
 			}
 		})
@@ -207,7 +208,7 @@ func TestTheRestOfAJobIsNoTime(t *testing.T) {
 	})
 }
 
-// Nor does it make of a slow address one that answers.
+// Such an attempt does not end an address's slowness either.
 func TestTheRestOfAJobLeavesASlowAddressSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		scheduler := new(testScheduler)
@@ -215,7 +216,7 @@ func TestTheRestOfAJobLeavesASlowAddressSlow(t *testing.T) {
 		attempts := 0
 		scheduler.job(t.Context(), 1, time.Second+50*time.Millisecond, func(ctx context.Context) error {
 			attempts++
-			ctx, cancel := context.WithTimeout(ctx, time.Second) // as an attempt's own bound
+			ctx, cancel := context.WithTimeout(ctx, time.Second) // as an attempt's own timeout
 			defer cancel()
 			return neverAnswers(ctx)
 		}, nil)
@@ -225,7 +226,8 @@ func TestTheRestOfAJobLeavesASlowAddressSlow(t *testing.T) {
 	})
 }
 
-// What may pass is tried again, in the time that the job has, and what does not ends it.
+// Attempts that fail for a reason that may pass are repeated while the job has time. Any other result
+// ends the job.
 func TestWhatIsTriedAgain(t *testing.T) {
 	undecided := hello.Answer{Code: hello.Unknown, Undecided: true}.Err()
 	synctest.Test(t, func(t *testing.T) {
@@ -236,10 +238,10 @@ func TestWhatIsTriedAgain(t *testing.T) {
 		}{
 			{hello.ErrNotAccepted, true, 2},
 			{hello.ErrUnknown, true, 2},
-			{context.DeadlineExceeded, true, 2}, // of an attempt's own bound
+			{context.DeadlineExceeded, true, 2}, // an attempt's own timeout
 			{undecided, false, 2},
 			{hello.ErrNotAccepted, false, 1},
-			{newconn.ErrNoAnswer, true, 1}, // it may move yet
+			{newconn.ErrNoAnswer, true, 1}, // it may still move
 			{errEnded, true, 1},
 		} {
 			scheduler := new(testScheduler)
@@ -271,7 +273,7 @@ func TestWhatIsTriedAgain(t *testing.T) {
 	})
 }
 
-// A dial that is over while it waits for the next attempt ends with what the last one has found.
+// A dial that ends while its job waits for the next attempt ends with the result of the last attempt.
 func TestOverBetweenAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		scheduler := new(testScheduler)
@@ -297,7 +299,7 @@ func TestUndecidedIsNotSlow(t *testing.T) {
 		attempts := 0
 		scheduler.job(t.Context(), 1, enoughTime+100*time.Millisecond, func(ctx context.Context) error {
 			if attempts++; attempts > 1 {
-				return neverAnswers(ctx) // for too short a time to say anything
+				return neverAnswers(ctx) // for too short a time to count
 			}
 			time.Sleep(enoughTime)
 			return hello.Answer{Code: hello.Unknown, Undecided: true}.Err()
@@ -308,7 +310,7 @@ func TestUndecidedIsNotSlow(t *testing.T) {
 	})
 }
 
-// No more than mostSlow addresses are remembered for that.
+// No more than mostSlow addresses are remembered as slow.
 func TestSlowAddressesAreForgotten(t *testing.T) {
 	var scheduler Scheduler
 	scheduler.slow, scheduler.at = make(map[netip.AddrPort]bool), make(map[netip.AddrPort]int)
@@ -321,7 +323,7 @@ func TestSlowAddressesAreForgotten(t *testing.T) {
 	}
 }
 
-// A dial that is over when it has its turn costs no attempt, and a slow address stays slow.
+// A dial that has ended before its turn makes no attempt, and a slow address stays slow.
 func TestOverBeforeItsTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		scheduler := new(testScheduler)
@@ -346,15 +348,15 @@ func TestOverBeforeItsTurn(t *testing.T) {
 	})
 }
 
-// Dials for which there is time, though not much more, are in time again soon after their peer has
-// stood still once, so that they were late.
+// After a peer has stood still once, so that dials were late, dials whose time is just sufficient are in
+// time again soon.
 func TestLateOnceIsNotLateForEver(t *testing.T) {
 	for _, of := range []struct{ dial, stall time.Duration }{
 		{60 * time.Millisecond, 100 * time.Millisecond},
 		{time.Second, 1500 * time.Millisecond}, // longer than it takes to count as slow
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			const takes, each = 10 * time.Millisecond, 3030 * time.Microsecond // 330/s where 400/s can be
+			const takes, each = 10 * time.Millisecond, 3030 * time.Microsecond // 330/s, where 400/s are possible
 			scheduler := new(testScheduler)
 			began := time.Now()
 			stalls, goesOn := began.Add(time.Second), began.Add(time.Second+of.stall)
@@ -365,7 +367,7 @@ func TestLateOnceIsNotLateForEver(t *testing.T) {
 				}
 				select {
 				case <-time.After(time.Until(until)):
-					return errEnded // what it has answered
+					return errEnded // the peer's answer
 				case <-ctx.Done():
 					return ctx.Err()
 				}
@@ -394,7 +396,8 @@ func TestLateOnceIsNotLateForEver(t *testing.T) {
 	}
 }
 
-// What waits for its turn behind others keeps its time for the next try.
+// The time during which a job waits for its turn does not count: it keeps that time for its next
+// attempt.
 func TestWaitingForATurnTakesNoTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const takes, most, jobs = 100 * time.Millisecond, 400 * time.Millisecond, 7 * MostMoving / 2
@@ -406,7 +409,7 @@ func TestWaitingForATurnTakesNoTime(t *testing.T) {
 				time.Sleep(takes)
 				return hello.ErrNotAccepted
 			}
-			return cmp.Or(ctx.Err(), error(errEnded)) // what it has answered
+			return cmp.Or(ctx.Err(), error(errEnded)) // the peer's answer
 		}
 		for range jobs {
 			scheduler.job(t.Context(), 1, most, move, func(why *session.Unavailable) {
@@ -422,14 +425,14 @@ func TestWaitingForATurnTakesNoTime(t *testing.T) {
 	})
 }
 
-// Of an address no more have their turn than are left to others: however many do nothing, however
-// many jobs of theirs there are, one to another begins.
+// An address has no more places than it leaves to others: however many addresses are silent, and however
+// many jobs they have, a job to another one begins.
 func TestAnAddressLeavesRoom(t *testing.T) {
 	scheduler := new(testScheduler)
 	ctx, cancel := context.WithCancel(t.Context())
 	begun := make(chan uint16, 2*MostMoving)
 	running := make(map[uint16]int)
-	for port := range uint16(6) { // what is left is halved by each
+	for port := range uint16(6) { // each address gets half of what is left
 		for range 2 * MostMoving {
 			scheduler.job(ctx, port, time.Hour, func(ctx context.Context) error {
 				begun <- port
@@ -452,12 +455,12 @@ func TestAnAddressLeavesRoom(t *testing.T) {
 	scheduler.ended.Wait()
 }
 
-// Addresses have their turns one after the other: one to which a single job is to move does not
-// wait until all have that came before, to others.
+// Addresses have their turns in rotation: the only job of an address does not wait for all jobs of other
+// addresses that came before.
 func TestAddressesTakeTurns(t *testing.T) {
 	scheduler := new(testScheduler)
 	ctx, cancel := context.WithCancel(t.Context())
-	const others = MostMoving // which have all the places
+	const others = MostMoving // they occupy all places
 	begun, end := make(chan struct{}, 10*MostMoving), make(chan struct{})
 	waits := func(ctx context.Context) error {
 		begun <- struct{}{}
@@ -478,7 +481,7 @@ func TestAddressesTakeTurns(t *testing.T) {
 	}
 	single := make(chan struct{})
 	scheduler.job(ctx, others, time.Hour, func(context.Context) error { close(single); return neverAnswers(ctx) }, nil)
-	for range others + 1 { // it may be the turn of each of the others before
+	for range others + 1 { // each of the others may have its turn before
 		end <- struct{}{}
 	}
 	wantClosed(t, single, "it waits for more")
@@ -486,8 +489,8 @@ func TestAddressesTakeTurns(t *testing.T) {
 	scheduler.ended.Wait()
 }
 
-// What waits for a slow address costs others nothing: however many do, all that is looked through
-// for a turn has one entry of theirs.
+// Jobs that wait for a slow address cost others nothing: however many wait, the line in which the next
+// turn is looked up has one entry for them.
 func TestWaitingCostsOthersNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		scheduler := new(testScheduler)
@@ -497,7 +500,7 @@ func TestWaitingCostsOthersNothing(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		const behind = 20_000
-		for range behind + 1 { // one of which runs
+		for range behind + 1 { // one of them runs
 			scheduler.job(ctx, 1, time.Hour, neverAnswers, nil)
 		}
 		for range 100 {
@@ -515,7 +518,7 @@ func TestWaitingCostsOthersNothing(t *testing.T) {
 	})
 }
 
-// A connection that was not accepted yet is left alone for longer each time, up to a bound.
+// The pauses before attempts for a connection that was not accepted yet grow, up to a bound.
 func TestPausesGrow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		scheduler := &testScheduler{waits: true}
@@ -538,7 +541,7 @@ func TestPausesGrow(t *testing.T) {
 	})
 }
 
-// An address that has answered a later attempt of a job is not slow any more.
+// An address that answers a later attempt of a job is not slow any more.
 func TestAnAnswerBehindALateAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		scheduler := &testScheduler{waits: true}

@@ -10,7 +10,7 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// A process that once had many connections does not keep the memory of their table.
+// A process that once had many connections does not keep the memory of the large table.
 func TestTableGetsSmaller(t *testing.T) {
 	heap := func() uint64 {
 		runtime.GC()
@@ -44,7 +44,8 @@ func TestTableGetsSmaller(t *testing.T) {
 	runtime.KeepAlive(&table)
 }
 
-// A connection that is closed late leaves the entry to one that has its addresses since.
+// A connection that is closed late does not remove the table's entry of a newer one with the same
+// addresses.
 func TestTableKeepsWhoHasCome(t *testing.T) {
 	var ends tcpid.Ends
 	table := connTable{conns: make(map[tcpid.Ends]weak.Pointer[sanconn.Conn])}

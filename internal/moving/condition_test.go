@@ -10,7 +10,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A decision is the answer to one proposal: the next one has its own, as one by another provider has.
+// A condition's decision applies to one proposal: the next one, by the same provider or another, is
+// decided again.
 func TestEachProposalIsDecided(t *testing.T) {
 	var calls atomic.Int32
 	l := &Life{Condition: func(tcpid.Ends, string, int64) error { calls.Add(1); return nil }}
@@ -28,7 +29,7 @@ func TestEachProposalIsDecided(t *testing.T) {
 	}
 }
 
-// A condition that ends its goroutine, as T.FailNow does, has refused.
+// A condition that ends its goroutine, as T.FailNow does, counts as a refusal.
 func TestConditionThatDoesNotReturn(t *testing.T) {
 	l := &Life{Condition: func(tcpid.Ends, string, int64) error { runtime.Goexit(); return nil }}
 	if decided, err := new(taker).condition(l); !decided || err == nil {
@@ -42,7 +43,7 @@ func TestConditionThatDoesNotReturn(t *testing.T) {
 	}
 }
 
-// Proposals that wait for one decision all get it, also where it is late for an earlier one.
+// All proposals that wait for a decision get it, even if it came too late for an earlier one.
 func TestProposalsWaitForOneDecision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		decide := make(chan error)
@@ -58,7 +59,7 @@ func TestProposalsWaitForOneDecision(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		decide <- nil // once
+		decide <- nil // a single decision
 		for range 2 {
 			if !<-results {
 				t.Error("a proposal does not get it")

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A connection that was given up takes no proposal, and one that has one is not given up, until that
+// A connection that was given up takes no proposal. One that has a proposal is not given up until that
 // was refused.
 func TestGivenUp(t *testing.T) {
 	var given, refused Life
@@ -17,13 +17,13 @@ func TestGivenUp(t *testing.T) {
 	}
 }
 
-// A connection that is closed while it moves is not counted as open for ever.
+// A connection that is closed while it moves does not count as open for ever.
 func TestStatsOfAMoveThatCloseHasOvertaken(t *testing.T) {
 	before := Counted().Open["fake"]
 	l := Life{dialed: true}
 	l.Closed()
 	l.Moved("fake")
-	l.Left(nil) // as one does that was closed on its way back
+	l.Left(nil) // as for a connection that was closed on its way back
 	if n := Counted().Open["fake"] - before; n != 0 {
 		t.Errorf("%d are open", n)
 	}
@@ -36,7 +36,7 @@ func TestStatsOfAMoveThatCloseHasOvertaken(t *testing.T) {
 	}
 }
 
-// A connection that is closed is not found any more.
+// A closed connection is not found any more.
 func TestClosedConnectionIsNotFound(t *testing.T) {
 	_, _, h, l := stampedPair(t)
 	held := new(closing)

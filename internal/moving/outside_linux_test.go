@@ -15,8 +15,8 @@ import (
 	"github.com/sanconn/san/provider/verbs"
 )
 
-// stampedPair is a connection of which both ends know the stamp: the dialed end, its stamp, and
-// the accepted one as the table has it.
+// stampedPair returns a connection whose stamp both ends know: the dialed end, its stamp, and the
+// accepted end as it is in the table.
 func stampedPair(t *testing.T) (tcp *net.TCPConn, stamp tcpid.Stamp, h newconn.Handle, l *Life) {
 	t.Helper()
 	var lc net.ListenConfig
@@ -29,7 +29,7 @@ func stampedPair(t *testing.T) (tcp *net.TCPConn, stamp tcpid.Stamp, h newconn.H
 	if err := tcpid.SaveSYN(ln.(*net.TCPListener)); err != nil {
 		t.Fatal(err)
 	}
-	for range 5 { // the likeliest stamp is off now and then, where clocks are held up
+	for range 5 { // the most likely stamp is wrong now and then, if clocks were held up
 		c, err := net.Dial("tcp", ln.Addr().String())
 		if err != nil {
 			t.Fatal(err)
@@ -55,7 +55,7 @@ func stampedPair(t *testing.T) (tcp *net.TCPConn, stamp tcpid.Stamp, h newconn.H
 	return
 }
 
-// A peer that does not recognize the likelier stamp is shown the other one, and no third.
+// A peer that does not accept the more likely stamp is sent the other one, and no third.
 func TestBothStampsAreTried(t *testing.T) {
 	for right, want := range map[tcpid.Stamp]error{1: nil, 2: nil, 3: hello.ErrOther} {
 		var tried []tcpid.Stamp
@@ -71,9 +71,9 @@ func TestBothStampsAreTried(t *testing.T) {
 	}
 }
 
-// A stamp says which host has the connection's other end. So it is believed of processes of
-// other hosts, and of other network namespaces for connections that come from there; not of
-// processes of this one, to whom the kernel's cookies are there, and which may have learnt it.
+// A stamp proves which host has the connection's other end. So it is accepted from processes of other
+// hosts, and from other network namespaces for connections that come from there. It is not accepted from
+// processes of this namespace, which have the kernel's cookies and may have learned the stamp.
 func TestWhoseStampIsBelieved(t *testing.T) {
 	tcp, stamp, h, l := stampedPair(t)
 	ends, err := tcpid.EndsOf(tcp)
@@ -133,8 +133,8 @@ func TestWhoseStampIsBelieved(t *testing.T) {
 	}
 }
 
-// A request over RDMA is admitted for a connection that this process has accepted, whose stamp it
-// has, and which has not seen too many wrong ones.
+// A request over RDMA is admitted if this process has accepted the connection, the stamp is right, and
+// there were not too many wrong ones for the connection.
 func TestRequestsAreForConnections(t *testing.T) {
 	_, stamp, h, _ := stampedPair(t)
 	ends, err := tcpid.EndsOf(h.TCP())

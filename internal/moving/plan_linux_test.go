@@ -25,14 +25,14 @@ func (f *failing) Move(context.Context, newconn.Handle, Settings) error {
 	return f.err
 }
 
-// The next provider is tried unless the first may move the connection yet; the first one's reason counts,
-// unless the other end has refused.
+// The next provider is tried unless the first one may still move the connection. The reason of the first
+// provider counts, unless the other end has refused.
 func TestWhichProvidersAreTried(t *testing.T) {
 	_, _, h, _ := stampedPair(t)
 	of := func(r session.Reason) error { return &session.Unavailable{Reason: r, Err: errors.New("so it is")} }
 	for _, tt := range []struct {
 		first, second error
-		next          bool // the second is tried
+		next          bool // whether the second is tried
 		why           session.Reason
 	}{
 		{of(session.ReasonNotServed), of(session.ReasonUnreachable), true, session.ReasonNotServed},
@@ -54,7 +54,7 @@ func TestWhichProvidersAreTried(t *testing.T) {
 	}
 }
 
-// counting is a handle that tells for how much use a connection is to be tried again.
+// counting is a handle that records after how much use the next attempt is made.
 type counting struct {
 	newconn.Handle
 	use chan int64
@@ -62,8 +62,8 @@ type counting struct {
 
 func (c counting) CallUse(bytes int64) { c.use <- bytes }
 
-// Each move that fails is tried again after more use than the one before; one that does not begins anew,
-// as a connection may come back.
+// Each failed move is repeated after more use than the one before. After a successful one the amount
+// starts again, as a connection may come back.
 func TestAMoveThatFailsIsTriedAgainLater(t *testing.T) {
 	_, _, h, _ := stampedPair(t)
 	f := &failing{}

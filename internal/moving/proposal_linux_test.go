@@ -15,8 +15,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A proposal that is being taken when the time for it ends, as in a process that was stopped
-// meanwhile, is not taken back: the connection would be lost.
+// A proposal that is being accepted when its time ends, as in a process that was stopped meanwhile, is
+// not withdrawn: the connection would be lost.
 func TestTimeEndsWhileAProposalIsTaken(t *testing.T) {
 	tcp, stamp, accepted, l := stampedPair(t)
 	ends, err := tcpid.EndsOf(tcp)
@@ -46,8 +46,9 @@ func TestTimeEndsWhileAProposalIsTaken(t *testing.T) {
 	}
 }
 
-// Whoever has answered, it is the other end's word alone that a connection moves, that it was refused
-// for good, or that the listener's condition has yet to decide; the endpoint of any other is given back.
+// Only the connection's other end can answer that the connection moves, that it is refused for good, or
+// that the listener's condition has not decided yet. After such an answer from anyone else, the endpoint
+// is given back.
 func TestWhoseAnswerIsBelieved(t *testing.T) {
 	tcp, stamp, _, _ := stampedPair(t)
 	for _, a := range []hello.Answer{{Code: hello.Moves}, {Code: hello.Refused}, {Code: hello.Unknown, Undecided: true}} {
@@ -76,7 +77,7 @@ func TestWhoseAnswerIsBelieved(t *testing.T) {
 	}
 }
 
-// A session whose proposal is for no connection of this process ends with the answer.
+// A session with a proposal for none of this process's connections ends after the answer.
 func TestASessionForNoConnection(t *testing.T) {
 	ours, theirs := twin.Pair(twin.Config{})
 	ep := &retiring{Endpoint: theirs}
@@ -101,7 +102,7 @@ func TestASessionForNoConnection(t *testing.T) {
 	s.Abort()
 }
 
-// retiring notes that an endpoint was given back.
+// retiring records that an endpoint was retired.
 type retiring struct {
 	session.Endpoint
 	retired atomic.Bool
@@ -112,8 +113,8 @@ func (r *retiring) Retire() {
 	r.Endpoint.Retire()
 }
 
-// The endpoint of a proposal that is not made, as there were too many wrong answers meanwhile, is given
-// back: those who have sent them must not have its link, or its memory, held for ever.
+// If there were too many wrong answers before a proposal is made, it is not made and its endpoint is
+// given back: those who have sent the answers must not keep its link or its memory occupied.
 func TestEndpointBehindTooManyWrongAnswers(t *testing.T) {
 	tcp, stamp, _, _ := stampedPair(t)
 	l := &Life{dialed: true}

@@ -10,7 +10,7 @@ import (
 )
 
 // Without descriptors it is not known whether a device serves a destination. A connection's stamp is
-// noted then, as it may be that one does, and that is why the connection does not move meanwhile.
+// recorded then, because a device might. For the same reason the connection does not move meanwhile.
 func TestVerbsWithoutDescriptors(t *testing.T) {
 	rdmalink.Simulated = map[string]string{"lo": "sim0"}
 	t.Cleanup(func() { rdmalink.Simulated = nil })

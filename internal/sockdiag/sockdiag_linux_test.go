@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// All that listen are there, with the names that they have and the user, and nothing else is.
+// All listening sockets are reported, with their names and users, and nothing else.
 func TestUnixListeners(t *testing.T) {
 	prefix := fmt.Sprintf("\x00sockdiag-%d-", os.Getpid())
 	path := filepath.Join(t.TempDir(), "s")
@@ -36,7 +36,7 @@ func TestUnixListeners(t *testing.T) {
 			if err := unix.Bind(fd, &unix.SockaddrUnix{Name: name}); err != nil {
 				t.Fatalf("%q: %v", name, err)
 			}
-			if kind == unix.SOCK_STREAM { // which does not listen
+			if kind == unix.SOCK_STREAM { // such a socket does not listen
 				continue
 			}
 			if err := unix.Listen(fd, 1); err != nil {
@@ -47,7 +47,7 @@ func TestUnixListeners(t *testing.T) {
 	}
 	var got []string
 	if err := UnixListeners(t.Context(), func(name []byte, user int64) {
-		s := strings.TrimSuffix(string(name), "\x00") // behind a path there is one
+		s := strings.TrimSuffix(string(name), "\x00") // a path ends with one
 		if strings.HasPrefix(string(name), prefix) {
 			s = string(name)
 		}
@@ -67,7 +67,8 @@ func TestUnixListeners(t *testing.T) {
 	}
 }
 
-// More than one of the kernel's answers has room for are all there, and a context that ends ends it.
+// All sockets are reported even if they do not fit into one reply of the kernel. The end of the context
+// ends the query.
 func TestManyUnixListeners(t *testing.T) {
 	const many = 1000
 	prefix := fmt.Sprintf("\x00sockdiag-many-%d-", os.Getpid())
@@ -99,7 +100,7 @@ func TestManyUnixListeners(t *testing.T) {
 	}
 }
 
-// message is one of netlink's, whose size may be wrong.
+// message returns a netlink message, whose size field may be wrong.
 func message(size uint32, kind uint16, seq uint32, data string) []byte {
 	b := make([]byte, unix.SizeofNlMsghdr)
 	ne.PutUint32(b[0:], size)
@@ -117,7 +118,7 @@ func TestAnswers(t *testing.T) {
 		name    string
 		answers [][]byte
 		want    []string
-		err     error // nil: none; else it, or any
+		err     error // nil: none; ErrUnsupported: any
 	}{
 		{"one", [][]byte{message(20, socket, 7, "abcd"), done}, []string{"abcd"}, nil},
 		{"two at once", [][]byte{join(message(20, socket, 7, "abcd"), message(20, socket, 7, "efgh"), done)}, []string{"abcd", "efgh"}, nil},
@@ -156,7 +157,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// attr is an attribute, whose size may be wrong.
+// attr returns an attribute, whose size field may be wrong.
 func attr(size, kind uint16, value string) string {
 	return string(ne.AppendUint16(ne.AppendUint16(nil, size), kind)) + value
 }
@@ -170,7 +171,7 @@ func TestParseUnix(t *testing.T) {
 		user    int64
 	}{
 		{head + attr(7, 0, "\x00ab\x00") + attr(8, 7, uid513), "\x00ab", 513},
-		{head + attr(7, 0, "\x00ab\x00"), "\x00ab", -1}, // before Linux 5.3
+		{head + attr(7, 0, "\x00ab\x00"), "\x00ab", -1}, // as before Linux 5.3
 		{head + attr(6, 7, "ab"), "", -1},
 		{head + attr(0, 0, "") + attr(8, 7, uid513), "", 513},
 		{head, "", -1},

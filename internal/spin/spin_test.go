@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// turns has w take turns until polling is over, and returns how many there were.
+// turns lets w take turns until polling ends, and returns how many there were.
 func turns(t *testing.T, w *Wait) (n int) {
 	t.Helper()
 	for w.Turn() {
@@ -20,7 +20,7 @@ func turns(t *testing.T, w *Wait) (n int) {
 
 func begin(t *testing.T, h *History, limit time.Duration) *Wait {
 	t.Helper()
-	crowd.until.Store(0) // what else runs on this machine is not the test's subject
+	crowd.until.Store(0) // the load of this machine must not affect the test
 	w := new(Wait)
 	if !w.Begin(h, limit) {
 		t.Fatal("the wait does not poll")
@@ -39,7 +39,7 @@ func TestNoTimeMeansNoPolling(t *testing.T) {
 func TestPollingEndsAtItsLimit(t *testing.T) {
 	const limit = 200 * time.Microsecond
 	best := time.Duration(1 << 62)
-	for range 20 { // the best of them: others may take the processor
+	for range 20 { // the best result: other programs may take the processor
 		w := begin(t, new(History), limit)
 		began := time.Now()
 		turns(t, w)
@@ -50,8 +50,8 @@ func TestPollingEndsAtItsLimit(t *testing.T) {
 	}
 }
 
-// Each wait in vain lets twice as many waits as the one before go without polling, up to
-// maxSkip; one that polling has ended forgets that.
+// Each wait in vain makes twice as many waits as the one before go without polling, up to maxSkip. A
+// wait that polling has ended resets this.
 func TestWaitsInVainPollLessAndLess(t *testing.T) {
 	h := new(History)
 	for want := 1; want <= 2*maxSkip; want *= 2 {
@@ -76,8 +76,8 @@ func TestWaitsInVainPollLessAndLess(t *testing.T) {
 	}
 }
 
-// Whoever has polled is counted out again, whichever way it ended: otherwise all others
-// would do without it for good.
+// However a wait's polling ends, it is not counted as polling any more: otherwise others would not poll
+// for good.
 func TestOneProcessorIsLeftToWork(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
 	first, second := begin(t, new(History), time.Minute), begin(t, new(History), time.Microsecond)
@@ -104,10 +104,10 @@ func TestOnTheOnlyProcessorOneMayPoll(t *testing.T) {
 	w.End()
 }
 
-// Behind a wait that PAUSE alone did not end, goroutines that are ready come before the
-// first look: with one P, nobody else could run them. Otherwise a poll comes first, unless the
-// runtime takes the P away: then both are tried again. The scheduler finds us first in every 61st
-// turn, so not in both of two.
+// After a wait that PAUSE alone did not end, goroutines that are ready run before the first look: with
+// one P, nothing else would run them. Otherwise a poll comes first, unless the runtime takes the P away,
+// in which case the test is repeated. In every 61st turn the scheduler runs this goroutine first, so in
+// one of two turns at most.
 func TestOthersRunBeforeTheFirstLookBehindALongWait(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	for _, share := range []int{1, 0} {
@@ -131,8 +131,8 @@ func TestOthersRunBeforeTheFirstLookBehindALongWait(t *testing.T) {
 	}
 }
 
-// undisturbed has try run until it succeeds, as another program may take the processor
-// from it at any time.
+// undisturbed runs try until it succeeds, because another program may take the processor from it at any
+// time.
 func undisturbed(t *testing.T, try func() bool) {
 	t.Helper()
 	for range 200 {
@@ -143,7 +143,7 @@ func undisturbed(t *testing.T, try func() bool) {
 	t.Error("200 times of 200 it did not")
 }
 
-// What others run does not count as polling.
+// The time in which other goroutines run does not count as polling.
 func TestTimeOfOthersIsNotPolling(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	const limit = 300 * time.Microsecond
@@ -168,7 +168,7 @@ func TestTimeOfOthersIsNotPolling(t *testing.T) {
 	})
 }
 
-// … unless they take all the time: then there are too many.
+// If other goroutines use all the time, there are too many, and polling ends.
 func TestTooManyOthersEndPolling(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	const limit = 300 * time.Microsecond
@@ -191,10 +191,10 @@ func TestTooManyOthersEndPolling(t *testing.T) {
 	<-stopped
 }
 
-// A wait that PAUSE alone did not end has shareWaits let others run first; each of them that
-// PAUSE ends is one less.
+// After a wait that PAUSE alone did not end, other goroutines run first in the next shareWaits waits.
+// Each of these that PAUSE ends counts.
 func TestOthersRunFirstForSomeWaits(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // a Gosched may wake a thread for an idle P
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // otherwise a Gosched might wake a thread for an idle P
 	undisturbed(t, func() bool {
 		h := new(History)
 		w := begin(t, h, time.Minute)
@@ -224,15 +224,15 @@ func TestPaceIsMeasuredWithinReason(t *testing.T) {
 	Drain()
 }
 
-// A thread of another program that gets the processor by a yield keeps it for its turn:
-// then nobody here polls for a while, twice as long if it happens again soon.
+// A thread of another program that gets the processor by a yield keeps it for its time slice. Then
+// nothing in this process polls for a while, which is twice as long if the same happens again soon.
 func TestStrangersEndPollingForAWhile(t *testing.T) {
 	forget := func() {
 		crowd.until.Store(0)
 		crowd.ended.Store(0)
 		crowd.span.Store(0)
 	}
-	forget() // tests before this one may have met some
+	forget() // earlier tests may have recorded some
 	defer forget()
 	now := nanotime()
 	for _, want := range []time.Duration{crowdedFirst, 2 * crowdedFirst, 4 * crowdedFirst} {
@@ -242,7 +242,7 @@ func TestStrangersEndPollingForAWhile(t *testing.T) {
 		}
 		now = crowd.until.Load()
 	}
-	crowd.until.Store(nanotime() + int64(time.Hour)) // as it may be over by now, on a machine that is busy
+	crowd.until.Store(nanotime() + int64(time.Hour)) // on a busy machine the time may be over by now
 	if new(Wait).Begin(new(History), time.Minute) {
 		t.Error("somebody polls")
 	}
@@ -262,10 +262,10 @@ func TestStrangersEndPollingForAWhile(t *testing.T) {
 	begin(t, new(History), time.Minute).End()
 }
 
-// Where there is no PAUSE, Drain takes some time all the same.
+// Drain takes time even without PAUSE.
 func TestDrainTakesTime(t *testing.T) {
 	best := time.Duration(1 << 62)
-	for range 100 { // the best of them: others may take the processor
+	for range 100 { // the best result: other programs may take the processor
 		began := time.Now()
 		Drain()
 		best = min(best, time.Since(began))

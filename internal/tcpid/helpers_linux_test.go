@@ -15,7 +15,7 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// limit is how long anything in these tests may take.
+// limit bounds every wait of these tests.
 const limit = 20 * time.Second
 
 // listen opens a listener of plain TCP.
@@ -88,7 +88,7 @@ func peer(t testing.TB, c *net.TCPConn) Socket {
 	return s
 }
 
-// wantPeers fails unless each end finds the other.
+// wantPeers fails unless each end finds the other one.
 func wantPeers(t testing.TB, a, b *net.TCPConn) {
 	t.Helper()
 	uid := uint32(os.Getuid())
@@ -105,14 +105,14 @@ func wantPeers(t testing.TB, a, b *net.TCPConn) {
 	}
 }
 
-// namespace is a network namespace, as a thread that is in it.
+// namespace is a network namespace, represented by a thread in it.
 type namespace struct {
 	tid   int
 	calls chan func()
 }
 
-// newNamespace makes a network namespace, with a loopback interface that is up. It ends
-// with the test, unless something that was made in it remains.
+// newNamespace makes a network namespace with a loopback interface that is up. It ends with the test,
+// unless something that was made in it still exists.
 func newNamespace(t *testing.T) *namespace {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -141,7 +141,7 @@ func (n *namespace) do(t testing.TB, f func()) {
 	done := make(chan bool, 1)
 	n.calls <- func() {
 		ok := false
-		defer func() { done <- ok }() // also where f ends the goroutine
+		defer func() { done <- ok }() // even if f ends the goroutine
 		f()
 		ok = true
 	}
@@ -150,7 +150,7 @@ func (n *namespace) do(t testing.TB, f func()) {
 	}
 }
 
-// script runs commands of the shell in the namespace.
+// script runs shell commands in the namespace.
 func (n *namespace) script(t testing.TB, commands string) {
 	t.Helper()
 	var out []byte
@@ -161,7 +161,8 @@ func (n *namespace) script(t testing.TB, commands string) {
 	}
 }
 
-// need is for what may be missing: a command, or something of the kernel.
+// need runs shell commands, and ends the test as testenv.Missing does if they fail: a command may be
+// missing, or something in the kernel.
 func (n *namespace) need(t testing.TB, commands string) {
 	t.Helper()
 	var out []byte

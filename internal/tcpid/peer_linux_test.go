@@ -36,7 +36,7 @@ func TestPeerIsTheOtherEnd(t *testing.T) {
 		{"IPv6 to both", "::", "::1"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			for _, mptcp := range []bool{false, true} { // which package net's listeners are by default
+			for _, mptcp := range []bool{false, true} { // package net's listeners use it by default
 				var lc net.ListenConfig
 				lc.SetMultipathTCP(mptcp)
 				l := listenWith(t, &lc, "tcp", net.JoinHostPort(tt.listen, "0"))
@@ -48,7 +48,7 @@ func TestPeerIsTheOtherEnd(t *testing.T) {
 	}
 }
 
-// A socket of IPv6 that is connected to an IPv4 address, which package net does not make.
+// An IPv6 socket that is connected to an IPv4 address, which package net does not make, finds its peer.
 func TestPeerOfMappedAddress(t *testing.T) {
 	for _, to := range []string{"127.0.0.1:0", "[::]:0"} {
 		l := listen(t, "tcp", to)
@@ -103,7 +103,7 @@ func TestPeerInBacklogAndAfterClose(t *testing.T) {
 	}
 }
 
-// The kernel finds the listener where the connection has gone.
+// After the connection has gone, the kernel finds the listener, which is not a peer.
 func TestListenerIsNoPeer(t *testing.T) {
 	l := listen(t, "tcp", "127.0.0.1:0")
 	d, a := connect(t, l)
@@ -122,13 +122,13 @@ func TestListenerIsNoPeer(t *testing.T) {
 	}
 }
 
-// acceptAs is the user that a child accepts as, from the listener that is its descriptor 3.
+// acceptAs has the user as which a child accepts from the listener that is its descriptor 3.
 const acceptAs = "TCPID_TEST_ACCEPT_AS"
 
 func acceptChild() {
 	var uid int
 	fmt.Sscan(os.Getenv(acceptAs), &uid)
-	fmt.Println("ready") // as the user that has started it
+	fmt.Println("ready") // it runs as the user that has started it
 	bufio.NewReader(os.Stdin).ReadString('\n')
 	l, err := net.FileListener(os.NewFile(3, ""))
 	if err == nil {
@@ -180,7 +180,7 @@ func TestPeerIsOfWhoAccepts(t *testing.T) {
 	}
 }
 
-// Whose a socket is that has just been accepted is never shown as it was before.
+// The user of a socket that has just been accepted is never the one from before.
 func TestUserOfOneJustAccepted(t *testing.T) {
 	testenv.NeedRoot(t)
 	const nobody, rounds = 65534, 2000
@@ -224,8 +224,8 @@ func TestUserOfOneJustAccepted(t *testing.T) {
 	}
 }
 
-// With Multipath TCP at both ends, the sockets that programs have are not those of the
-// connection. Each end sees that.
+// With Multipath TCP at both ends, the programs' sockets are not those of the TCP connection, and each
+// end detects that.
 func TestMultipathTCP(t *testing.T) {
 	var lc net.ListenConfig
 	lc.SetMultipathTCP(true)
@@ -256,7 +256,7 @@ func TestMultipathTCP(t *testing.T) {
 	if _, _, err := Positions(d); !errors.Is(err, ErrMPTCP) {
 		t.Errorf("Positions: %v", err)
 	}
-	// A client of Multipath TCP whose server has plain TCP.
+	// The client uses Multipath TCP, the server plain TCP.
 	plain := listen(t, "tcp", "127.0.0.1:0")
 	d = dialWith(t, &nd, plain.Addr().String())
 	a = accept(t, plain)
@@ -304,7 +304,7 @@ func TestTranslatedAddressIsNotHere(t *testing.T) {
 			if s, err := Peer(d); !errors.Is(err, ErrNotHere) {
 				t.Errorf("%s: the dialer finds %+v, %v", to, s, err)
 			}
-			// The acceptor's peer has another idea of where it is connected to.
+			// The acceptor's peer has connected to another address.
 			if s, err := Peer(a); !errors.Is(err, ErrNotHere) {
 				t.Errorf("%s: the acceptor finds %+v, %v", to, s, err)
 			}
@@ -328,7 +328,8 @@ func TestPeerByLinkLocalAddress(t *testing.T) {
 	})
 }
 
-// A dialer bound to an interface finds its peer. Its peer, which is not, does not find it.
+// A dialer that is bound to an interface finds its peer. The peer, which is not bound, does not find the
+// dialer.
 func TestPeerOfBoundSocket(t *testing.T) {
 	n := newNamespace(t)
 	n.need(t, "ip link add d0 index 5 type veth peer name d1")
@@ -419,7 +420,7 @@ func TestThreadInAnotherNamespace(t *testing.T) {
 	}
 }
 
-// Before Linux 5.14, the kernel does not tell a socket's network namespace.
+// Before Linux 5.14 the kernel does not report a socket's network namespace.
 func TestKernelWithoutNumbersOfNamespaces(t *testing.T) {
 	n := newNamespace(t)
 	ask := func(c *net.TCPConn) (Socket, error) {
@@ -436,7 +437,7 @@ func TestKernelWithoutNumbersOfNamespaces(t *testing.T) {
 			t.Errorf("%+v, %v", s, err)
 		}
 	})
-	// The same addresses in two namespaces.
+	// The same addresses exist in two namespaces.
 	connectAs := func() *net.TCPConn {
 		l := listen(t, "tcp", "127.0.0.1:7000")
 		from := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 6000}
@@ -463,7 +464,7 @@ func TestEndsOfUnconnected(t *testing.T) {
 	}
 }
 
-// A thousand goroutines that ask at once, of which none holds the namespace.
+// A thousand goroutines ask at the same time, and afterwards nothing holds the namespace.
 func TestManyAsk(t *testing.T) {
 	l := listen(t, "tcp", "127.0.0.1:0")
 	d, a := connect(t, l)

@@ -14,7 +14,7 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// wantPositions fails unless the kernel has counted the same.
+// wantPositions fails unless the kernel has the same counts.
 func wantPositions(t testing.TB, when string, c *net.TCPConn, written, read int) {
 	t.Helper()
 	w, r, err := Positions(c)
@@ -25,8 +25,8 @@ func wantPositions(t testing.TB, when string, c *net.TCPConn, written, read int)
 	}
 }
 
-// fill writes until nothing more fits, and returns how much did. A deadline would not tell: it may be
-// over before a Write has begun.
+// fill writes until nothing more fits, and returns how many bytes that were. It uses no deadline, which
+// might end before the Write has begun.
 func fill(t testing.TB, c *net.TCPConn) (n int) {
 	t.Helper()
 	_, err := control(c, func(fd int) (bool, error) {
@@ -61,7 +61,7 @@ func read(t testing.TB, c *net.TCPConn, n int) {
 func TestPositions(t *testing.T) {
 	for _, host := range []string{"127.0.0.1", "::1"} {
 		d, a := connect(t, listen(t, "tcp", net.JoinHostPort(host, "0")))
-		for range 2 { // the dialer as the one that writes, and as the one that reads
+		for range 2 { // once the dialer writes, and once it reads
 			w, r := d, a
 			wantPositions(t, "new, writer", w, 0, 0)
 			wantPositions(t, "new, reader", r, 0, 0)
@@ -74,7 +74,7 @@ func TestPositions(t *testing.T) {
 			wantPositions(t, "full, reader", r, 0, 1)
 			read(t, r, 77_777)
 			wantPositions(t, "some read, reader", r, 0, 1+77_777)
-			if err := w.CloseWrite(); err != nil { // a FIN that waits behind it all
+			if err := w.CloseWrite(); err != nil { // the FIN waits after all bytes
 				t.Fatal(err)
 			}
 			wantPositions(t, "closing, writer", w, n, 0)
@@ -102,7 +102,7 @@ func TestPositions(t *testing.T) {
 	}
 }
 
-// The other end does not stop while this end is asked.
+// The other end does not stop while this end's positions are read.
 func TestPositionsUnderTraffic(t *testing.T) {
 	d, a := connect(t, listen(t, "tcp", "127.0.0.1:0"))
 	sink := make(chan error, 2)
@@ -114,7 +114,7 @@ func TestPositionsUnderTraffic(t *testing.T) {
 		b := make([]byte, 3000)
 		for {
 			if _, err := a.Write(b[:1+rand.IntN(len(b))]); err != nil {
-				sink <- nil // d was closed
+				sink <- nil // because d was closed
 				return
 			}
 		}
@@ -138,7 +138,7 @@ func TestPositionsUnderTraffic(t *testing.T) {
 	}
 }
 
-// Segments that are lost on the way, or dropped by the host itself, are sent again.
+// Segments that are lost on the way, or dropped by the host itself, are sent again and counted once.
 func TestPositionsWithLosses(t *testing.T) {
 	for _, hook := range []string{"input", "output"} {
 		n := newNamespace(t)
@@ -186,8 +186,8 @@ func TestPositionsAfterReset(t *testing.T) {
 	}
 }
 
-// A connection is open until a direction is shut, here or for writing at the other end, and whatever
-// the error queue has; it sends until it is shut for that here, or has ended.
+// A connection is open until a direction is shut, here or for writing at the other end, whatever the
+// error queue contains. It sends until it is shut for writing here, or has ended.
 func TestIsOpen(t *testing.T) {
 	for name, tt := range map[string]struct {
 		shut        func(c, peer *net.TCPConn) error
@@ -205,7 +205,7 @@ func TestIsOpen(t *testing.T) {
 			if err == nil {
 				_, err = c.Write([]byte{1})
 			}
-			control(c, func(fd int) (int, error) { return unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, 60_000) }) // until it is there
+			control(c, func(fd int) (int, error) { return unix.Poll([]unix.PollFd{{Fd: int32(fd)}}, 60_000) }) // until it is in the queue
 			return err
 		}, true, true},
 		"the peer, by a reset": {func(c, peer *net.TCPConn) error { peer.SetLinger(0); return peer.Close() }, false, false},
@@ -215,7 +215,7 @@ func TestIsOpen(t *testing.T) {
 			if err := tt.shut(c, peer); err != nil {
 				t.Fatal(err)
 			}
-			testenv.Eventually(t, time.Minute, func() error { // what the peer does takes its time
+			testenv.Eventually(t, time.Minute, func() error { // the peer's action takes a while to arrive
 				if open, err := IsOpen(c); open != tt.open || err != nil {
 					return fmt.Errorf("open: %v, %v", open, err)
 				}

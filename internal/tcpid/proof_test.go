@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A connection whose stamp cannot be had has none for an offer, either.
+// If a connection's stamp is not available, no challenge is answered.
 func TestNothingToProve(t *testing.T) {
 	var p Proof
 	p.once(func() ([]Stamp, error) { return nil, errors.New("too late") })
@@ -15,7 +15,7 @@ func TestNothingToProve(t *testing.T) {
 	}
 }
 
-// However many guess at once, no more are compared than a connection takes.
+// However many guesses come at the same time, no more than MostGuesses are compared.
 func TestGuessesAtOnce(t *testing.T) {
 	for range 2000 {
 		var p Proof
@@ -36,7 +36,8 @@ func TestGuessesAtOnce(t *testing.T) {
 	}
 }
 
-// The dialer counts wrong answers as the acceptor counts wrong challenges, and no right ones.
+// The dialer counts wrong answers as the acceptor counts wrong challenges, and does not count right
+// ones.
 func TestWrongAnswersCount(t *testing.T) {
 	var p Proof
 	const stamp = Stamp(0x12345678)

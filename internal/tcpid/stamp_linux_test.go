@@ -32,9 +32,9 @@ func mustAcceptorStamp(t testing.TB, c *net.TCPConn) Stamp {
 	return s
 }
 
-// wantProof fails unless the two ends of a connection prove that they are. As the stamp of one
-// is off now and then, on a machine whose clocks are held up (DialerStamps), it has a few. It
-// returns the last.
+// wantProof fails unless the two ends of a connection prove to each other that they have it. As a stamp
+// is wrong now and then on a machine whose clocks are held up (DialerStamps), it tries several
+// connections. It returns the last one.
 func wantProof(t testing.TB, pair func() (dialed, accepted *net.TCPConn)) (dialed, accepted *net.TCPConn) {
 	t.Helper()
 	var d, a Stamp
@@ -48,8 +48,8 @@ func wantProof(t testing.TB, pair func() (dialed, accepted *net.TCPConn)) (diale
 	return dialed, accepted
 }
 
-// letTheClockGo waits until the clock that stamps are made of shows another time than that of a
-// connection's beginning, by more than stampSlack.
+// letTheClockGo waits until the clock of the stamps is later than at the connection's beginning by more
+// than stampSlack.
 func letTheClockGo(t testing.TB, c *net.TCPConn) {
 	t.Helper()
 	began, err := control(c, timestampClock)
@@ -82,14 +82,14 @@ func TestBothEndsKnowTheStamp(t *testing.T) {
 	}
 }
 
-// The others, for where the clocks were not to be relied on, are those of a dial whose first SYN
-// was answered, and had left at once, or later.
+// The second and third stamps, for clocks that are not reliable, are those of a dial whose first SYN was
+// answered, and had left at once, or later.
 func TestWhenADialBeganIsItsStamp(t *testing.T) {
 	l := listen(t, "tcp", "127.0.0.1:0")
 	if err := SaveSYN(l); err != nil {
 		t.Fatal(err)
 	}
-	for i, before := range []time.Duration{0, 2 * stampSlack * time.Millisecond} { // the SYN
+	for i, before := range []time.Duration{0, 2 * stampSlack * time.Millisecond} { // how long before the SYN the dial began
 		var began time.Time
 		var d, a *net.TCPConn
 		testenv.Eventually(t, time.Minute, func() error { // a dial that is held up before its SYN has another stamp
@@ -112,7 +112,7 @@ func TestWhenADialBeganIsItsStamp(t *testing.T) {
 	}
 }
 
-// The dialer's stamp does not change with the time that it is asked at.
+// The dialer's stamp does not depend on when it is read.
 func TestDialerStampMayBeLate(t *testing.T) {
 	l := listen(t, "tcp", "127.0.0.1:0")
 	if err := SaveSYN(l); err != nil {
@@ -120,7 +120,7 @@ func TestDialerStampMayBeLate(t *testing.T) {
 	}
 	d, _ := wantProof(t, func() (dialed, accepted *net.TCPConn) {
 		d, a := connect(t, l)
-		a.Write(make([]byte, 10_000)) // a server that speaks first
+		a.Write(make([]byte, 10_000)) // a server that sends first
 		letTheClockGo(t, d)
 		return d, a
 	})
@@ -149,11 +149,11 @@ func TestStampsBetweenNamespaces(t *testing.T) {
 	}
 }
 
-// The acceptor keeps the SYN that comes through, and the dialer's stamp is that one's.
+// The acceptor keeps the SYN that arrives, and the dialer's stamp is that of the same SYN.
 func TestStampOfASYNThatIsSentAgain(t *testing.T) {
 	for _, lost := range []string{
-		"tcp flags & (syn|ack) == syn",       // the SYN, so that the second one is kept
-		"tcp flags & (syn|ack) == (syn|ack)", // the answer, so that the first one is
+		"tcp flags & (syn|ack) == syn",       // the SYN is lost, so the second one is kept
+		"tcp flags & (syn|ack) == (syn|ack)", // the reply is lost, so the first SYN is kept
 	} {
 		n := newNamespace(t)
 		n.need(t, `
@@ -232,7 +232,8 @@ func TestTimestampsOfMicroseconds(t *testing.T) {
 	})
 }
 
-// Who else can know the random number: see Stamp. Only a log, because kernels differ.
+// Which other connections have the same random number: see Stamp. It is only logged, because kernels
+// differ.
 func TestWhoseRandomNumberItIs(t *testing.T) {
 	connectFrom := func(port int) Stamp {
 		l := listen(t, "tcp", "127.0.0.1:7000")
@@ -310,7 +311,7 @@ func BenchmarkDialerStamps(b *testing.B) {
 	}
 }
 
-// The kernel gives the SYN once. Later calls are the same but for its 60 bytes.
+// The kernel returns the SYN only once. Later calls do the same without its 60 bytes.
 func BenchmarkAcceptorStamp(b *testing.B) {
 	_, a := connect(b, listen(b, "tcp", "127.0.0.1:0"))
 	b.ReportAllocs()

@@ -2,13 +2,13 @@ package tcpid
 
 import "testing"
 
-// proven goes through the whole exchange.
+// proven runs the whole exchange.
 func proven(dialer, acceptor Stamp) bool {
 	answer, ok := acceptor.answer(dialer.Challenge())
 	return ok && dialer.Confirm(answer)
 }
 
-// All that matters are differences, and where they lie to a multiple of 2^16 and 2^32.
+// Only the difference of the stamps matters, wherever they are relative to multiples of 2^16 and 2^32.
 func TestStampsWithinSlackProve(t *testing.T) {
 	for _, base := range []Stamp{0, 1, 0x7fff, 0x8000, 0xfff0, 0x10000, 0x12345678, 0x7fffffff, 0x80000000, 0xffff0000, 0xffffffff} {
 		for around := Stamp(0); around < 4*stampSlack; around++ {
@@ -40,7 +40,7 @@ func TestStampsFarApartProveNothing(t *testing.T) {
 	}
 }
 
-// How many of all guesses are right, as the comment of Stamp says.
+// The number of right guesses is that in the comment of Stamp.
 func TestGuessesOfAStamp(t *testing.T) {
 	for _, s := range []Stamp{0x12345678, 3, 0xfffffffe} {
 		challenges, answers := 0, 0

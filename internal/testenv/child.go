@@ -23,15 +23,15 @@ func Ended(t testing.TB, role string, child *exec.Cmd, limit time.Duration) (err
 	return err
 }
 
-// Hung fails the test as a process has not done in time what it was to do. The failure names its
-// role; the process is ended by SIGQUIT, upon which it writes its goroutines to standard error.
-// Nobody else may wait for it meanwhile.
+// Hung fails the test because a process has not done in time what it should. The failure names its role.
+// The process is ended by SIGQUIT, so that it writes its goroutines' stacks to standard error. No other
+// goroutine may wait for it meanwhile.
 func Hung(t testing.TB, role string, child *exec.Cmd, what string) {
 	t.Helper()
 	quit(t, role, child, what, waited(child))
 }
 
-// waited has the end of a process, which is reaped by then.
+// waited returns a channel that gets the process's end, once it has been reaped.
 func waited(child *exec.Cmd) <-chan error {
 	ended := make(chan error, 1)
 	go func() { ended <- child.Wait() }()

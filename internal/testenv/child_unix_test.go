@@ -23,11 +23,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// hangs is what a process is in that does not end.
+// hangs is the function in which a process that does not end stays.
 //
 //go:noinline
 func hangs() {
-	go func() { // once it sleeps: of a goroutine that runs, on another thread than SIGQUIT's, no stack is shown
+	go func() { // sent once it sleeps: the stack of a goroutine that runs on another thread than SIGQUIT's is not shown
 		for b := make([]byte, 64<<10); !bytes.Contains(b[:runtime.Stack(b, true)], []byte("goroutine 1 [sleep")); {
 			runtime.Gosched()
 		}
@@ -38,8 +38,8 @@ func hangs() {
 	}
 }
 
-// A process that does not end, or does not say what it was to say, fails its test by name, and
-// shows where it is.
+// A process that does not end, or does not write what it should, fails its test, which names its role
+// and shows where it is.
 func TestProcessThatHangsIsReported(t *testing.T) {
 	for name, report := range map[string]func(testing.TB, *exec.Cmd){
 		"did not end":   func(t testing.TB, c *exec.Cmd) { Ended(t, "the role", c, time.Millisecond) },
@@ -73,7 +73,7 @@ func TestProcessThatHangsIsReported(t *testing.T) {
 	}
 }
 
-// How a process that ends has ended is the test's to judge.
+// If a process ends, the test decides whether it has ended as it should.
 func TestProcessThatEnds(t *testing.T) {
 	child := exec.Command(os.Args[0], "-test.run=^$")
 	if err := child.Start(); err != nil {

@@ -9,7 +9,7 @@ import (
 type ending struct {
 	testing.TB
 	how string
-	why string // of a failure
+	why string // the failure's message
 }
 
 func (e *ending) Helper()              {}
@@ -32,7 +32,7 @@ func end(f func(testing.TB)) (how string) {
 	return "ran"
 }
 
-// Something missing is a failure if everything has to run, and in a lane with a device.
+// Something missing is a failure if everything must run, and in a lane with a device.
 func TestMissing(t *testing.T) {
 	for _, tt := range []struct{ device, require, missing, none string }{
 		{"", "", "skipped", ""},
@@ -46,7 +46,7 @@ func TestMissing(t *testing.T) {
 			t.Errorf("%+v: %s", tt, how)
 		}
 		if tt.device == "" {
-			continue // depends on the machine
+			continue // it depends on the machine
 		}
 		if how := end(NeedNoDevice); how != tt.none {
 			t.Errorf("%+v: no device: %s", tt, how)

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// Another user who can write to the directory has nothing written elsewhere, and holds up nobody.
+// Another user who can write to the directory can neither redirect what is written, nor delay the
+// process.
 func TestOpenFollowsNoLink(t *testing.T) {
 	dir := t.TempDir()
 	victim := dir + "/victim"

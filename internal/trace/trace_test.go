@@ -15,15 +15,15 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// patience bounds a wait for what takes no time.
+// patience bounds waits that should take no time.
 const patience = time.Minute
 
-// Lines of many goroutines come whole, each once, with time, process and connection.
+// Lines of many goroutines are written whole, once each, with time, process and connection.
 func TestLinesComeWhole(t *testing.T) {
 	path := t.TempDir() + "/trace"
 	const logs, each = 4, 200
 	var wg sync.WaitGroup
-	for i := range logs { // as of so many processes
+	for i := range logs { // as if of so many processes
 		l, err := Open(path)
 		if err != nil {
 			t.Fatal(err)
@@ -54,7 +54,7 @@ func TestLinesComeWhole(t *testing.T) {
 	}
 }
 
-// writer is a file that blocks, and then fails.
+// writer stands for a file that blocks, and then fails.
 type writer struct {
 	calls   int
 	blocked chan struct{}
@@ -67,7 +67,7 @@ func (w *writer) Write(p []byte) (int, error) {
 	return len(p), w.err
 }
 
-// captured returns what the log package gets during f.
+// captured returns what the log package writes during f.
 func captured(f func()) string {
 	var b bytes.Buffer
 	log.SetOutput(&b)
@@ -76,12 +76,12 @@ func captured(f func()) string {
 	return b.String()
 }
 
-// A file that blocks holds nobody up; what finds no room then is counted.
+// A file that blocks delays nothing; lines for which there is no room then are counted.
 func TestFullLogLosesLines(t *testing.T) {
 	w := &writer{blocked: make(chan struct{})}
 	l := New(w)
 	l.Printf(1, "first")
-	testenv.Eventually(t, patience, func() error { // the file has it, and takes no more with it
+	testenv.Eventually(t, patience, func() error { // until the file has the line, and accepts no more with it
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if len(l.lines) > 0 {
@@ -115,7 +115,7 @@ func TestFullLogLosesLines(t *testing.T) {
 	}
 }
 
-// What cannot be written is said once, and ends the trace.
+// A failure to write is reported once, and ends the trace.
 func TestFailureIsSaidOnce(t *testing.T) {
 	w := &writer{blocked: make(chan struct{}), err: errors.New("disk full")}
 	close(w.blocked)

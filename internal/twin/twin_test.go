@@ -14,7 +14,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// The kinds of provider that there are, and those that there could be.
+// kinds are the kinds of provider that exist, and others that could exist.
 var kinds = map[string]twin.Config{
 	"ring": {},
 	"queue pair": {
@@ -43,7 +43,7 @@ func TestEndpoint(t *testing.T) {
 }
 
 func run(t *testing.T, cfg twin.Config) {
-	// Endpointtest does on purpose what a NIC refuses.
+	// Package endpointtest makes accesses on purpose that a NIC refuses.
 	cfg.Violated = func(v twin.Violation) {
 		switch v.Kind {
 		case twin.BadAccess, twin.RevokedAccess:
@@ -60,8 +60,8 @@ func run(t *testing.T, cfg twin.Config) {
 	})
 }
 
-// A process that ends in the middle of a connection on a ring has ended in order if it
-// has taken all data, and has otherwise reset the connection. What it sent arrives first.
+// A process that ends in the middle of a connection on a ring has ended in order if it has taken all
+// data. Otherwise its end is a reset. What it has sent arrives first.
 func TestDeathOnARing(t *testing.T) {
 	for name, tt := range map[string]struct {
 		send func(e *twin.Endpoint) // to the process that ends
@@ -95,7 +95,7 @@ func TestDeathOnARing(t *testing.T) {
 	}
 }
 
-// What was sent behind an RDMA write that did not take place does not arrive.
+// A message that was sent after an RDMA write does not arrive if the write does not take place.
 func TestDeathBetweenAWriteAndItsMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := kinds["queue pair"]
@@ -133,7 +133,7 @@ type deaf struct{}
 
 func (deaf) Wake(session.Events) {}
 
-// What the contract forbids is a violation, and the end that did it is named.
+// Whatever the contract forbids is a violation, which names the end at fault.
 func TestMisuse(t *testing.T) {
 	buf := make([]byte, 100)
 	for name, misuse := range map[string]func(e *twin.Endpoint){

@@ -57,13 +57,13 @@ func TestCreditForWhatWasNotSentIsAnError(t *testing.T) {
 	}
 }
 
-// Two ends that send as long as they have credit, in any order and with any delay, never
-// exceed the other's buffers, nor the Reserved ones by Credit, and never stop for good.
+// Two ends that send whenever they have credit, in any order and with any delay, never exceed the peer's
+// receive buffers, nor with Credits the Reserved ones, and never stop for good.
 func TestTwoEndsNeitherOverrunNorStop(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		buffers := 24 + r.IntN(40)
-		start := []uint32{0, 1<<31 - 500, 1<<32 - 500}[seed%3] // messages before: the counts wrap
+		start := []uint32{0, 1<<31 - 500, 1<<32 - 500}[seed%3] // messages sent before, so that the counts wrap
 		var ends [2]*end
 		for i := range ends {
 			ends[i] = &end{t: t, seed: seed, buffers: buffers, unsent: 1000}
@@ -87,7 +87,7 @@ func TestTwoEndsNeitherOverrunNorStop(t *testing.T) {
 	}
 }
 
-// startAt has all counts begin there.
+// startAt makes all counts begin at n.
 func (c *Counts) startAt(n uint32) {
 	c.sent, c.marked = n, n
 	for _, count := range []*atomic.Uint32{&c.peerFreed, &c.received, &c.freed, &c.advertised} {
@@ -95,8 +95,8 @@ func (c *Counts) startAt(n uint32) {
 	}
 }
 
-// A Credit message is due when half of what data may use is not reported, or when the peer may
-// have few credits left; also where the counts wrap.
+// A Credit message is due when half of what data may use has not been reported, or when the peer may
+// have few credits left. The counts may wrap.
 func TestCreditIsDue(t *testing.T) {
 	for _, start := range []uint32{0, 1<<31 - 2, 1<<32 - 2, 1<<32 - 13} {
 		for _, tt := range []struct{ received, dealtWith int }{{4, 4}, {12, 1}} {
@@ -125,7 +125,7 @@ func TestCreditIsDue(t *testing.T) {
 	}
 }
 
-// A marked message is under way until the peer has dealt with it, also where the counts wrap.
+// A marked message is in flight until the peer has dealt with it, even if the counts wrap.
 func TestAMarkedMessageIsUnderWayUntilItIsDealtWith(t *testing.T) {
 	for _, start := range []uint32{0, 1<<31 - 2, 1<<32 - 2} {
 		var c Counts
@@ -160,7 +160,7 @@ type message struct {
 	costs  bool
 }
 
-// end is one of two that send each other messages.
+// end is one of two ends that send each other messages.
 type end struct {
 	Counts
 	t       *testing.T
@@ -201,7 +201,7 @@ func (e *end) sends() bool {
 	return true
 }
 
-// receives receives the next message of its peer, if there is one.
+// receives takes the next message of its peer, if there is one, and reports whether it did.
 func (e *end) receives(peer *end) bool {
 	if len(peer.wire) == 0 {
 		return false
@@ -217,7 +217,7 @@ func (e *end) receives(peer *end) bool {
 	return true
 }
 
-// dealsWith ends the use of a message, if there is one.
+// dealsWith deals with a received message, if there is one, and reports whether it did.
 func (e *end) dealsWith() bool {
 	if e.pending == 0 {
 		return false

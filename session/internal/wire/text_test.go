@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Each type has the name of docs/PROTOCOL.md's table, and no other number has one.
+// Each type has the name in the table of docs/PROTOCOL.md, and no other number has a name.
 func TestTypesAreNamedAsDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../../docs/PROTOCOL.md")
 	if err != nil {
@@ -36,7 +36,7 @@ func TestTypesAreNamedAsDocumented(t *testing.T) {
 	}
 }
 
-// Text has what a message says, and Stream how far it brings which stream.
+// Text describes a message's content, and Stream which stream it continues, and how far.
 func TestTextAndStream(t *testing.T) {
 	d := Descriptor{Addr: 9, Key: 0x1f07, Len: 1000}
 	h := func(t Type, flags uint8) Header { return Header{Type: t, Flags: flags, Credit: 7} }

@@ -16,7 +16,7 @@ func encoded(c Control) []byte {
 	return b
 }
 
-// withHeader returns a message whose body put has written.
+// withHeader returns a message of n bytes with the header h, whose body put writes.
 func withHeader(h Header, n int, put func([]byte)) []byte {
 	b := make([]byte, n)
 	h.Put(b)
@@ -117,8 +117,7 @@ func parsedControl(t Type, m []byte) (Control, error) {
 	return Plain(t), nil
 }
 
-// Whatever comes, decoding does not panic; and what was understood is encoded again to a
-// message that is understood as the same.
+// Decoding any bytes does not panic. A decoded message, encoded and decoded again, stays the same.
 func FuzzMessage(f *testing.F) {
 	f.Fuzz(func(t *testing.T, m []byte) {
 		first, ok := parsed(m)
