@@ -46,7 +46,7 @@ func run(address, name string) error {
 	if err != nil {
 		return err
 	}
-	// *sanconn.Conn ends one direction by itself, as *net.TCPConn does.
+	// *sanconn.Conn can end one direction alone, as *net.TCPConn can.
 	if err := c.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
 		return err
 	}

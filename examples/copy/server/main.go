@@ -50,7 +50,7 @@ func keepAndReturn(c net.Conn) error {
 	if _, err := file.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	// The checksum is of what the file holds, read while it goes back.
+	// The checksum is of the file's content, computed while it is sent back.
 	sum := sha256.New()
 	n, err := io.Copy(c, io.TeeReader(file, sum))
 	if err != nil {
