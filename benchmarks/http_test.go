@@ -33,7 +33,7 @@ func serveHTTP(l net.Listener, file string) error {
 func httpClient(b *testing.B, tr transport, to net.Addr, conns int) *http.Client {
 	client := &http.Client{Transport: &http.Transport{
 		MaxIdleConnsPerHost: conns,
-		MaxConnsPerHost:     conns, // otherwise each request that finds none idle dials a new connection, and may not wait for it
+		MaxConnsPerHost:     conns, // otherwise a request that finds none idle dials another one
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			return tr.connect(to)
 		},

@@ -113,7 +113,7 @@ func BenchmarkScarce(b *testing.B) {
 		} {
 			for _, tr := range transports {
 				if tr.name == "unix" {
-					continue // the server process is not in the directory's group
+					continue // the server process gets no directory for the socket
 				}
 				b.Run(fmt.Sprintf("%s/%s/%d/%s", scarce.name, work.name, work.callers, tr.name), func(b *testing.B) {
 					scarce.make(b)

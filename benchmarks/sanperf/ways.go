@@ -84,7 +84,7 @@ func (w ways) cells() []string {
 	return list
 }
 
-// whole formats a counter of whole things.
+// whole formats a counter, without decimals if it is small.
 func whole(n uint64) string {
 	if n < 1000 {
 		return fmt.Sprint(n)
