@@ -49,7 +49,7 @@ func Example_buffers() {
 	buffer.ReadFrom(strings.NewReader("what a file has to say"))
 	buffer.WriteTo(c)
 
-	mapped := make([]byte, 1<<20) // by unix.Mmap, say
+	mapped := make([]byte, 1<<20) // for example from unix.Mmap
 	stable, err := regcache.Declare(mapped)
 	if err != nil {
 		log.Fatal(err)
@@ -63,7 +63,7 @@ func Example_buffers() {
 	answer, _ := io.ReadAll(c)
 	fmt.Print(string(answer))
 
-	// What the caches of all connections did: hits, misses, what is pinned.
+	// What the caches of all connections have done: hits, misses, and what is registered now.
 	fmt.Println(regcache.DefaultBudget().Stats().Refused, "refused")
 	// Output:
 	// 1048598 bytes
