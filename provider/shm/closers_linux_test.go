@@ -91,7 +91,7 @@ func lingering(t *testing.T) int {
 			fd, err = unix.FcntlInt(s, unix.F_DUPFD_CLOEXEC, 0)
 		}
 	})
-	if err != nil || n < 1<<16 { // until the queue is full: otherwise the peer might have received everything
+	if err != nil || n < 1<<16 { // with fewer, the peer might have received all of them
 		t.Fatal(n, err)
 	}
 	c.(*net.TCPConn).SetLinger(60)

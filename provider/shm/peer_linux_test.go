@@ -125,7 +125,7 @@ func echoUntilItEnds(t *testing.T, l *served, c *child) {
 // Processes of other users, and in other namespaces, listen, and this process dials them.
 func TestPeersOfOtherUsersAndNamespacesListen(t *testing.T) {
 	run := runnable(t)
-	nobody := session.ReasonNone // if all users are known: the reason when no process of the user listens
+	nobody := session.ReasonNone // a user like others, if this namespace knows all users
 	if !knowsAllUsers() {
 		nobody = session.ReasonOwner
 	}

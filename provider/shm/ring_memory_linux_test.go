@@ -239,7 +239,7 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	if reclaimSlots(k) {
 		t.Error("the reclaimer has to come again")
 	}
-	if n := resident(t, warm.own.ring); n > os.Getpagesize() { // the slice of an array that resident fills may touch one
+	if n := resident(t, warm.own.ring); n > os.Getpagesize() { // to slice the array reads its first page
 		t.Errorf("%d bytes are left for nobody", n)
 	}
 	k.slots.mu.Lock()
@@ -419,7 +419,7 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 				if used := budget().Used(); used != 0 {
 					t.Errorf("%d bytes of the budget are taken by what nobody will read", used)
 				}
-				if n := resident(t, e.slot.own.ring); n > os.Getpagesize() { // the slice of an array that resident fills may touch one
+				if n := resident(t, e.slot.own.ring); n > os.Getpagesize() { // to slice the array reads its first page
 					t.Errorf("%d bytes are left for nobody", n)
 				}
 			})

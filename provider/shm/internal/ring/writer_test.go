@@ -237,7 +237,7 @@ func TestReserveWhileShrinkIsAtWork(t *testing.T) {
 	for msg, _ := p.Poll(); msg != nil; msg, _ = p.Poll() {
 		p.Drop()
 	}
-	p.Shrink(p.free) // the ring must not have changed since
+	p.Shrink(p.free) // the next one frees only if the ring has not changed since this one
 	tried := false
 	again, met := p.Shrink(func(pages uint64) bool {
 		tried = true
