@@ -71,7 +71,7 @@ func TestWindowsAreNotEnforced(t *testing.T) {
 	_, settings, _ := strings.Cut(os.Getenv("HWSIM"), ",")
 	want := map[string]struct {
 		found string
-		trust bool // whether windows are trusted, because what goes wrong is not relied on
+		trust bool // windows are trusted all the same, and only what goes wrong is not relied on
 	}{
 		"mw_past_end": {"reading past the end", false},
 		"mw_any_qp":   {"reading by another connection", false},
