@@ -132,7 +132,7 @@ type one struct{ p *types.Package }
 
 func (o one) Import(string) (*types.Package, error) { return o.p, nil }
 
-// replaced returns text with from replaced by to. from must occur, unless it is in the other package.
+// replaced returns text with from replaced by to. It may lack from, which is then in the other package.
 func replaced(text, from, to string) string {
 	if from == "" {
 		return text

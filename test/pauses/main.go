@@ -25,7 +25,7 @@ import (
 
 const (
 	call = "pausesBefore(); "
-	file = "pauses.go" // what has the function, beside the package's files
+	file = "pauses.go" // has the function; it is added to the package's files
 )
 
 const function = `package %s
@@ -57,7 +57,7 @@ func main() {
 	}
 }
 
-// overlay writes the overlay of packages.
+// overlay writes the overlay of the packages.
 func overlay(out string, in int, most time.Duration, dirs []string) error {
 	out, err := filepath.Abs(out)
 	if err != nil {
@@ -98,7 +98,7 @@ func overlay(out string, in int, most time.Duration, dirs []string) error {
 	return os.WriteFile(filepath.Join(out, "overlay.json"), text, 0o600)
 }
 
-// planted returns a file with a call before each statement of a block.
+// planted returns a file with a call before each statement of its blocks.
 func planted(name string) ([]byte, error) {
 	text, err := os.ReadFile(name)
 	if err != nil {
@@ -122,7 +122,7 @@ func planted(name string) ([]byte, error) {
 		}
 		for _, s := range block {
 			switch s.(type) {
-			case *ast.CaseClause, *ast.CommClause: // of a switch's or a select's block
+			case *ast.CaseClause, *ast.CommClause: // these are in the block of a switch or a select
 			default:
 				at = append(at, files.Position(s.Pos()).Offset)
 			}

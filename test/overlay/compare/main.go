@@ -21,7 +21,7 @@ import (
 	"github.com/sanconn/san/test/overlay/internal/build"
 )
 
-// ways are how programs are built: by which command. -control has go in both places.
+// ways are the commands by which programs are built. With -control both are go.
 var ways = [2]string{"go", "san"}
 
 func main() {

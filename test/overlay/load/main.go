@@ -19,7 +19,8 @@ import (
 	"github.com/sanconn/san/test/turns"
 )
 
-// A result is of the calls of one duration; Dialed is of all that the process has dialed.
+// A result is about the calls of one duration. Dialed is about all connections that the process has
+// dialed.
 type result struct {
 	turns.Result
 	Dialed json.RawMessage
@@ -67,7 +68,7 @@ func main() {
 	}
 }
 
-// dialed is what has carried the connections, null in a plain process.
+// dialed returns what has carried the connections, or null in a plain process.
 func dialed() json.RawMessage {
 	var c struct{ Dialed json.RawMessage }
 	if v := expvar.Get("sanbuild"); v != nil {

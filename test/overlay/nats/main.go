@@ -17,7 +17,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// moved is how many connections that this process has dialed have moved.
+// moved returns how many connections that this process has dialed have moved.
 func moved() int {
 	var c struct{ Dialed map[string]int }
 	if v := expvar.Get("sanbuild"); v == nil || json.Unmarshal([]byte(v.String()), &c) != nil {
