@@ -10,14 +10,13 @@ import (
 	"github.com/sanconn/san/regcache"
 )
 
-// Over verbs, large Writes and Reads move between the device and the program's
-// own slices. Slices of Go's heap, and variables, are registered with the device
-// when they are used for the second to ninth time, and stay so while they live.
-// Nothing has to be done for it; a program that makes its buffers once gains most.
+// Over verbs, the bytes of large Writes and Reads move between the device and the program's own slices.
+// Slices of Go's heap, and variables, are registered with the device when they are used for the second to
+// ninth time, and stay registered while they are reachable. The program need not do anything for that, but
+// should make its buffers once and use them again.
 //
-// Two kinds of memory need a call: buffers that are
-// registered from the start, and memory that it has mapped, which is copied
-// unless the mapping is declared to stay.
+// Two kinds of memory need a call: buffers that are registered from the start, and memory that the program
+// has mapped, which is copied unless the mapping is declared to stay.
 func Example_buffers() {
 	l, err := san.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

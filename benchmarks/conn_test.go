@@ -1,11 +1,10 @@
-// Package benchmarks measures connections within one process, where the Go
-// tools count allocations and profile both ends, and net/http, copies of files and
-// short connections between two:
+// Package benchmarks measures connections within one process, where the Go tools count allocations and
+// profile both ends. Between two processes it measures net/http, copies of files and short connections:
 //
 //	go test -bench . -benchmem ./benchmarks
 //
-// What else a program gains between two processes is for sanperf to say. On a machine
-// with devices for tests (test/guest) there is a transport "verbs" besides.
+// sanperf measures other connections between two processes. On a machine with devices for tests
+// (test/guest) there is also a transport "verbs".
 package benchmarks
 
 import (

@@ -1,6 +1,6 @@
-// Connections measures what a connection costs, from one to ten thousand between two
-// processes of this host: its latency, its memory, the processor time of idle ones, and of
-// one in a hundred that are active.
+// Connections measures what each of one to ten thousand connections between two processes of this host
+// costs: its latency, its memory, and the processor time of all while idle, and while one in a hundred is
+// active.
 //
 //	go run ./benchmarks/connections [-counts 1,10,100,1000,10000] [-svg FILE]
 //

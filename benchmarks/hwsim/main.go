@@ -1,13 +1,12 @@
-// Hwsim measures what connections over RDMA cost this library, at native speed: between two
-// processes on the simulated device of test/hwsim in timed mode, which takes time by a clock
-// and moves no payload of RDMA. In the same rounds it runs perftest's programs (C, straight
-// on verbs) on the same device.
+// Hwsim measures what connections over RDMA cost in this library, at native speed. It runs two processes
+// on the simulated device of test/hwsim in timed mode, which delays bytes by a clock, and moves no payload
+// of RDMA. In the same rounds it runs perftest's programs (in C, directly on verbs) on the same device.
 //
 //	go run ./benchmarks/hwsim [-rounds 7] [-alone] [-spin 1ms] [-disable windows] [-costs=false] [-latency 2000] [-bandwidth 50000000000] [-only TEXT]
 //
-// It prints a table of medians and quartiles. Where others use the machine, -alone gives each
-// process a processor, and precedence over all other programs, for a second at a time. Needs Linux, a C compiler, libibverbs-dev,
-// librdmacm-dev and perftest.
+// It prints a table of medians and quartiles. If others use the machine, -alone gives each process a
+// processor, with priority over all other programs, for a second at a time. It needs Linux, a C compiler,
+// libibverbs-dev, librdmacm-dev and perftest.
 package main
 
 import (

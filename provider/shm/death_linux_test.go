@@ -108,7 +108,7 @@ func TestKillInTheMiddleLosesNothingThatWasCommitted(t *testing.T) {
 				p.Drop()
 			}
 			<-sender
-			if err := p.Err(); !errors.Is(err, io.EOF) && !errors.Is(err, errPeerUnread) { // the error depends on how much of our data the peer had read
+			if err := p.Err(); !errors.Is(err, io.EOF) && !errors.Is(err, errPeerUnread) { // by what the peer had read
 				t.Errorf("the peer's end shows as %v", err)
 			}
 			if s := p.Endpoint.(*endpoint).slot; s.peers.control.out.Backlog(&s.own.control.in) != 0 {

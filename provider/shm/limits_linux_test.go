@@ -107,7 +107,7 @@ func TestLinksToDialCountAsDescriptors(t *testing.T) {
 	if mayWatch(t) {
 		inDirectory += 2 // the halves, which are final
 	}
-	for dir, want := range map[string]int64{"": linkDescriptors, t.TempDir(): inDirectory} { // the accepting end, which is in this process as well, is charged one
+	for dir, want := range map[string]int64{"": linkDescriptors, t.TempDir(): inDirectory} { // with one for the accepting end, here as well
 		l := listen(t, Config{Dir: dir})
 		a, err := dial(l.at, Config{Dir: dir})
 		if err != nil {

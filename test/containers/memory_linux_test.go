@@ -39,7 +39,7 @@ func newMemoryGroup(t testing.TB, limit int64) memoryGroup {
 			continue
 		}
 		t.Cleanup(func() {
-			testenv.Eventually(t, patience, func() error { return os.Remove(dir) }) // its processes have ended, but the kernel may not be done with them
+			testenv.Eventually(t, patience, func() error { return os.Remove(dir) }) // the kernel may not be done with its processes
 		})
 		if err := os.WriteFile(filepath.Join(dir, v.limit), fmt.Append(nil, limit), 0); err == nil {
 			return memoryGroup(dir)

@@ -62,7 +62,7 @@ var mariadb = &backend{
 	name: "MariaDB",
 	user: "mysql",
 	create: func(dir, _ string) []string {
-		return []string{"mariadb-install-db", "--no-defaults", "--datadir=" + dir + "/data", "--tmpdir=" + dir, // its own directory, because a server that starts deletes all temporary tables that it finds
+		return []string{"mariadb-install-db", "--no-defaults", "--datadir=" + dir + "/data", "--tmpdir=" + dir, // its own: a server that starts deletes all temporary tables
 			"--auth-root-authentication-method=normal", "--skip-test-db"}
 	},
 	run: func(dir, port string) []string {

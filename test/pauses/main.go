@@ -1,11 +1,11 @@
-// Pauses has a test run with pauses at random between the statements of packages: orders of events that
-// else take a loaded machine and weeks. The packages' own files stay as they are; an overlay of
-// cmd/go has the others.
+// Pauses makes a test run with random pauses between the statements of packages. That produces orders of
+// events that otherwise occur only on a loaded machine, after weeks. The packages' own files are not
+// changed; an overlay for the go command has the changed ones.
 //
 //	go run ./test/pauses -o DIR -in 500 -most 3ms ./sanconn ./session
 //	go test -overlay DIR/overlay.json ./sanconn -run TestStress
 //
-// Tests of times and of allocations, and those in bubbles of testing/synctest, fail by the pauses themselves.
+// Tests of times and of allocations, and those in bubbles of testing/synctest, fail because of the pauses.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Server keeps each stream that arrives in a temporary file and sends it back
-// once it has ended: io.Copy both ways, through a connection of package san.
+// Server writes each stream that arrives to a temporary file, and sends it back once it has ended. It uses
+// io.Copy in both directions, on a connection of package san.
 package main
 
 import (

@@ -3,9 +3,9 @@
 //
 //	go run ./compare [-rounds 9] [-time 300ms] [-only REGEXP] [-simulate mlx5-roce]
 //
-// Both transports serve and connect throughout; in each round, the one is measured, then the
-// other, each round in another order. Figures are medians of the rounds. With -simulate it is
-// a simulated RDMA device (test/hwsim) in the place of shared memory.
+// The connections of both transports exist all the time. In each round one transport is measured, and
+// then the other, in an order that changes with each round. Figures are medians of the rounds. With
+// -simulate, a simulated RDMA device (test/hwsim) takes the place of shared memory.
 package main
 
 import (

@@ -2,8 +2,8 @@
 //
 //	load WHAT ADDRESS CALLERS
 //
-// For each duration on standard input it makes calls for so long, one after the other by each
-// caller, and prints a line of JSON: the result.
+// For each duration on standard input it makes calls for that long, each caller one call after the other,
+// and prints the result as a line of JSON.
 package main
 
 import (

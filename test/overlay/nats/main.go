@@ -1,5 +1,5 @@
-// Nats makes requests through a server of NATS, each answered by another connection of its own,
-// until so many connections have moved:
+// Nats makes requests through a NATS server, each of which it answers itself on another connection, until
+// N connections have moved:
 //
 //	nats ADDRESS N
 package main

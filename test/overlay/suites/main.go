@@ -1,10 +1,10 @@
-// Suites runs other people's tests with plain go, and by the command san with each connection
-// moved at once. What passes with go has to pass so, but for the exceptions of table.go.
+// Suites runs other people's tests with plain go, and by the command san with each connection moved at
+// once. Tests that pass with go have to pass with san, too, except those that table.go lists.
 //
 //	go run ./suites [-only REGEXP]
 //
-// It prints a table, and ends with 1 if there is another exception. It is to be run in
-// test/overlay, and takes the better part of an hour.
+// It prints a table, and exits with 1 if another test fails. It has to be run in test/overlay, and takes
+// the better part of an hour.
 package main
 
 import (
