@@ -372,7 +372,7 @@ bool srq_take(struct srq *, struct recv_wqe *);
 // ---- writes and completions that come late (landing.c) ----
 
 void land(struct landings *, const struct grant *, uint8_t *to, const uint8_t *from, uint32_t n);
-void land_completion(struct qp *, struct landings *, struct cq *, const struct completion *, uint64_t due); // due 0: not by time
+void land_completion(struct qp *, struct landings *, struct cq *, const struct completion *, uint64_t due); // due 0: right after what it covers
 uint64_t land_due(struct qp *, struct landings *, uint64_t now); // returns the next time
 void land_all(struct landings *); // writes memory, but reports no completions
 void land_drop(struct landings *);

@@ -121,7 +121,7 @@ void land_drop(struct landings *l)
 // land_grant writes all pieces that a region or a window has admitted, before it is removed.
 void land_grant(struct mr *m, struct mw *w)
 {
-	for (struct qp *q = all_qps; q; q = q->next) { // a queue pair that has only relaxed pieces is not in the list of busy ones
+	for (struct qp *q = all_qps; q; q = q->next) { // one with only relaxed pieces is not busy
 		struct landings *both[] = {&q->in, &q->out};
 
 		for (int i = 0; i < 2; i++)
