@@ -121,7 +121,7 @@ func TestRefusedConnectionIsNotOfferedAgain(t *testing.T) {
 			broken, f := &fake{called: "broken"}, &fake{impostor: tt.impostor}
 			broken.fail = func(context.Context) error { return &Unavailable{Reason: ReasonNotServed} }
 			if useProviders(t, broken, f); tt.again {
-				useProviders(t, f) // its error must not become the reason
+				useProviders(t, f) // its error has to become the reason
 			}
 			l := mustListen(t, &ListenConfig{Condition: func(MoveProposal) error { return errStranger }}, "tcp", "127.0.0.1:0")
 			dial := func() (client, server net.Conn) {

@@ -114,7 +114,7 @@ func (e *diffEnd) copyTo(call diffCall, due int) string {
 		e.SetReadDeadline(time.Now().Add(diffPatience))
 	}
 	var waiting sync.WaitGroup
-	if due >= 0 && !e.expired { // if nothing may come, there is less time
+	if due >= 0 && !e.expired { // after the due bytes nothing may come: less time
 		waiting.Go(func() {
 			_ = testenv.Await(diffPatience, func() error { // if it fails, WriteTo's result shows that
 				if n := sink.came(); n < int64(due) {

@@ -64,7 +64,7 @@ func TestWithdraw(t *testing.T) {
 	if a.(session.Withdrawer).Withdraw() {
 		t.Error("withdrawn, and it has been taken")
 	}
-	late := a.(*endpoint) // it was taken just before Withdraw
+	late := a.(*endpoint) // it was taken while Withdraw looked
 	late.local.v.Store(late.turn | stateWithdrawn | stateHeld)
 	l.mu.Lock() // taking a connection needs this lock
 	c, err := Dial(t.Context(), l.at.port, l.at.name, l.at.user, Config{})
