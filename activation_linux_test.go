@@ -26,26 +26,26 @@ import (
 	"github.com/sanconn/san/provider/shm"
 )
 
-// A service that systemd gives its socket, and runs as another user (User=): root has made the
-// listener, and keeps it, and who accepts has the rights of a user alone.
+// Tests of a service that systemd gives its socket, and runs as another user (User=). The listener was
+// made by root, who keeps it, and the process that accepts has no more than that user's rights.
 
-// serviceUser is whom User= names: neither the dialers' user nor nobody.
+// serviceUser stands for the user of User=. It is neither the dialers' user nor nobody.
 const serviceUser = 65533
 
-// serviceSocket is what FileDescriptorName= names.
+// serviceSocket stands for the name of FileDescriptorName=.
 const serviceSocket = "san"
 
 func init() { roles["service"] = roleService }
 
-// served is what a service tells of a connection that it has had.
+// served is what a service reports about a connection that it has served.
 type served struct {
 	PID, UID      int
 	Provider      string
 	Local, Remote string
 }
 
-// roleService takes what it is given as sd_listen_fds(3) does. It sends back what a connection
-// brings, and behind the end what that was. SIGTERM closes the listener.
+// roleService takes its listener from the environment as sd_listen_fds(3) does. It sends back what comes
+// on a connection and, after the end of the stream, a report. SIGTERM closes the listener.
 func roleService(lane) error {
 	for name, want := range map[string]string{"LISTEN_PID": strconv.Itoa(os.Getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": serviceSocket} {
 		if got := os.Getenv(name); got != want {
@@ -77,7 +77,7 @@ func roleService(lane) error {
 			defer c.Close()
 			c.SetDeadline(time.Now().Add(testTimeout))
 			if _, err := io.Copy(c, c); err != nil {
-				return // the dialer finds no answer
+				return // the dialer gets no answer
 			}
 			json.NewEncoder(c).Encode(served{
 				PID: os.Getpid(), UID: os.Getuid(), Provider: InfoOf(c).Provider,
@@ -90,7 +90,7 @@ func roleService(lane) error {
 	return nil
 }
 
-// way is how a service is dialed, and what carries that then.
+// way is how a service is dialed, and which provider then carries the connection.
 type way struct {
 	name     string
 	provider string
@@ -101,7 +101,7 @@ type way struct {
 
 func ways() []way {
 	required := &Dialer{Policy: Require}
-	required.Options.AttemptTimeout = testTimeout // the service may have to be started
+	required.Options.AttemptTimeout = testTimeout // it includes the time to start the service
 	return []way{
 		{"net", providerTCP, new(net.Dialer)},
 		{"by default", shm.Name, new(Dialer)},
@@ -109,7 +109,7 @@ func ways() []way {
 	}
 }
 
-// dial waits until somebody listens.
+// dial dials, and repeats that until somebody listens.
 func (w way) dial(t testing.TB, address string) (c net.Conn) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
@@ -124,13 +124,13 @@ func (w way) dial(t testing.TB, address string) (c net.Conn) {
 	return c
 }
 
-// wantServed uses a connection until its way's provider carries it, and then to its end. Both
-// ends have to be carried by that, and to have the addresses of net's connections. It returns
-// which process has served it.
+// wantServed uses a connection until the way's provider carries it, and then reads to its end. Both ends
+// must be carried by that provider, and must have the addresses of net's connections. It returns which
+// process has served the connection.
 func (w way) wantServed(t testing.TB, c net.Conn, address string) (pid int) {
 	t.Helper()
 	c.SetDeadline(time.Now().Add(testTimeout))
-	for n := 100_000; ; n++ { // other bytes each time
+	for n := 100_000; ; n++ { // other bytes in each round
 		w.wantEcho(t, c, randomBytes(n))
 		if InfoOf(c).Provider == w.provider {
 			break
@@ -180,10 +180,10 @@ func (w way) wantEcho(t testing.TB, c net.Conn, data []byte) {
 	}
 }
 
-// activatedAddress is where systemd listens, in a network namespace of the test's own.
+// activatedAddress is where systemd listens, in the test's own network namespace.
 const activatedAddress = "127.0.0.1:7000"
 
-// inActivation has the rest of a test run where that is nobody else's address.
+// inActivation runs the rest of a test in a network namespace in which nobody else uses that address.
 func inActivation(t *testing.T) (inside bool, done func()) {
 	t.Helper()
 	needTool(t, "systemd-socket-activate")
@@ -195,8 +195,8 @@ func inActivation(t *testing.T) (inside bool, done func()) {
 	return inside, done
 }
 
-// systemd's own socket activation: it listens as root, and the first connection starts the
-// service, which then has the listener. With Require that one's Dial waits for the service.
+// systemd's own socket activation: systemd listens as root, and the first connection starts the service,
+// which then gets the listener. With Require, the Dial of the first connection waits for the service.
 func TestSocketActivation(t *testing.T) {
 	inside, done := inActivation(t)
 	if !inside {
@@ -205,19 +205,19 @@ func TestSocketActivation(t *testing.T) {
 	defer done()
 	p := startActivated(t, asService)
 	for _, w := range slices.Backward(ways()) {
-		if pid := w.wantServed(t, w.dial(t, activatedAddress), activatedAddress); pid != p.Process.Pid { // it has become the service
+		if pid := w.wantServed(t, w.dial(t, activatedAddress), activatedAddress); pid != p.Process.Pid { // systemd's process has become the service
 			t.Errorf("%s: %d has served it, want %d", w.name, pid, p.Process.Pid)
 		}
 	}
-	p.line(t) // that it serves
+	p.line(t) // it serves
 	p.closeService(t, p.Process.Pid)
 	if err := p.ended(t); err != nil {
 		t.Error(err)
 	}
 }
 
-// The service is started again when it has ended. Here a shell stands in for systemd once the
-// first connection has come: it keeps the socket.
+// The service is started again after it has ended. Once the first connection has come, a shell acts as
+// systemd here: it keeps the socket.
 func TestSocketActivationAfterARestart(t *testing.T) {
 	inside, done := inActivation(t)
 	if !inside {
@@ -234,7 +234,7 @@ func TestSocketActivationAfterARestart(t *testing.T) {
 			}
 			old = pid
 		}
-		p.line(t) // that it serves
+		p.line(t) // it serves
 		p.closeService(t, old)
 	}
 	if err := p.ended(t); err != nil {
@@ -242,15 +242,15 @@ func TestSocketActivationAfterARestart(t *testing.T) {
 	}
 }
 
-// asService has a shell become the service, whose program is its $0, as by User=.
+// asService makes a shell execute the service, whose program is $0, as another user, as User= does.
 const asService = `exec 4<"$0"; exec setpriv --reuid 65533 --regid 65533 --clear-groups /proc/self/fd/4`
 
-// startActivated starts systemd's program that listens, and has the first connection start a script.
+// startActivated starts systemd's program that listens, so that the first connection starts a script.
 func startActivated(t testing.TB, script string) *process {
 	t.Helper()
 	return startProcess(t, "service", moves, "", func(c *exec.Cmd) {
 		args := []string{"systemd-socket-activate", "--listen=" + activatedAddress, "--fdname=" + serviceSocket}
-		for _, v := range c.Env { // of which it hands on nothing else
+		for _, v := range c.Env { // it passes on no other variables
 			if strings.HasPrefix(v, "SAN_") || strings.HasPrefix(v, "GO") {
 				args = append(args, "--setenv="+v)
 			}
@@ -263,7 +263,7 @@ func startActivated(t testing.TB, script string) *process {
 	})
 }
 
-// closeService has a process of the service accept no more, and end once its connections have.
+// closeService makes a process of the service stop accepting. It ends once its connections have ended.
 func (p *process) closeService(t testing.TB, pid int) {
 	t.Helper()
 	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
@@ -274,8 +274,8 @@ func (p *process) closeService(t testing.TB, pid int) {
 	}
 }
 
-// The same where there is no systemd: the test has the socket. It outlives the service's first
-// process, whose connections go on; who comes before there is a second one waits for that.
+// The same without systemd: the test has the socket. It outlives the service's first process, whose
+// connections go on. A client that connects before there is a second process waits for that.
 func TestSocketOutlivesItsService(t *testing.T) {
 	testenv.NeedRoot(t)
 	onlyShm(t)
@@ -328,7 +328,7 @@ func TestSocketOutlivesItsService(t *testing.T) {
 	}
 }
 
-// waiting is how many connections a listener has that nobody has accepted.
+// waiting returns how many connections of a listener nobody has accepted yet.
 func waiting(t testing.TB, tcp *net.TCPListener) (n int) {
 	t.Helper()
 	raw, err := tcp.SyscallConn()
@@ -338,7 +338,7 @@ func waiting(t testing.TB, tcp *net.TCPListener) (n int) {
 	err = errors.Join(raw.Control(func(fd uintptr) {
 		var info *unix.TCPInfo
 		if info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			n = int(info.Unacked) // of a listener, the length of its queue
+			n = int(info.Unacked) // for a listener this is the length of its queue
 		}
 	}), err)
 	if err != nil {
@@ -347,7 +347,7 @@ func waiting(t testing.TB, tcp *net.TCPListener) (n int) {
 	return n
 }
 
-// startService starts a service as systemd does: with its socket, and by its user.
+// startService starts a service as systemd does: with its socket, and as its user.
 func startService(t testing.TB, tcp *net.TCPListener) *process {
 	t.Helper()
 	var files []*os.File
@@ -361,7 +361,7 @@ func startService(t testing.TB, tcp *net.TCPListener) *process {
 	}
 	p := startProcess(t, "service", moves, "", func(c *exec.Cmd) {
 		c.Path, c.Dir = "/bin/sh", "/"
-		c.Args = []string{"sh", "-ec", "export LISTEN_PID=$$; exec /proc/self/fd/4"} // which the folder may keep from this user
+		c.Args = []string{"sh", "-ec", "export LISTEN_PID=$$; exec /proc/self/fd/4"} // the service's user may not enter the folder of the binary
 		c.Env = append(c.Env, "LISTEN_FDS=1", "LISTEN_FDNAMES="+serviceSocket)
 		c.ExtraFiles = files
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: serviceUser, Gid: serviceUser}}

@@ -11,8 +11,8 @@ import (
 	"github.com/sanconn/san/provider/shm"
 )
 
-// heir is another listener of the same socket, as a process gets it that inherits the
-// descriptor.
+// heir returns another listener of the same socket, as a process that inherits the descriptor would make
+// it.
 func heir(t testing.TB, tcp *net.TCPListener) *net.TCPListener {
 	t.Helper()
 	file, err := tcp.File()
@@ -47,7 +47,7 @@ func isOpen(tcp *net.TCPListener) error {
 	return c.Control(func(uintptr) {})
 }
 
-// What is adopted is served by a SAN and by TCP, and closed.
+// An adopted listener accepts connections over a SAN and over TCP, and Close closes it.
 func TestAdopt(t *testing.T) {
 	onlyShm(t)
 	for name, tcp := range map[string]*net.TCPListener{
@@ -76,7 +76,7 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// If Adopt fails, the TCP listener is as it was.
+// If Adopt fails, the TCP listener is unchanged.
 func TestAdoptFails(t *testing.T) {
 	useProviders(t, &fake{called: "none", refuse: &Unavailable{Reason: ReasonNotServed}})
 	tcp := plainListen(t, "127.0.0.1:0")
@@ -105,7 +105,7 @@ func TestAdoptFails(t *testing.T) {
 	send(t, c, mustAccept(t, tcp), "still the caller's")
 }
 
-// Where there is no SAN, what is adopted is served by TCP, and its connections are net's own.
+// Without a SAN, an adopted listener accepts over TCP, and its connections are net's own.
 func TestAdoptWithoutSAN(t *testing.T) {
 	useProviders(t, &fake{called: "none", refuse: &Unavailable{Reason: ReasonNotServed}})
 	for _, lc := range []ListenConfig{{}, {Policy: Never}} {
@@ -127,8 +127,8 @@ func TestAdoptWithoutSAN(t *testing.T) {
 	}
 }
 
-// Several listeners of one socket serve at once. Each connection moves to the one that has
-// accepted it, also when others come and go meanwhile.
+// Several listeners of one socket accept at the same time. Each connection moves to the listener that
+// has accepted it, even if other listeners open and close meanwhile.
 func TestListenersOfOneSocket(t *testing.T) {
 	onlyShm(t)
 	tcp := plainListen(t, "127.0.0.1:0")

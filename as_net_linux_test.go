@@ -15,7 +15,8 @@ import (
 	"github.com/sanconn/san/provider/shm"
 )
 
-// The addresses' IPs are as long as net's: programs compare and convert them without To4.
+// The IPs of the addresses have the same length as net's, because programs compare and convert them
+// without To4.
 func TestAddressesAreAsLongAsNets(t *testing.T) {
 	onlyShm(t)
 	for _, on := range []string{":0", "0.0.0.0:0", "127.0.0.1:0", "[::1]:0"} {
@@ -45,7 +46,7 @@ func TestAddressesAreAsLongAsNets(t *testing.T) {
 	}
 }
 
-// An error says by which network the connection was made: "tcp4" is no "tcp".
+// An error names the network by which the connection was made: "tcp4" stays "tcp4".
 func TestErrorsNameTheNetwork(t *testing.T) {
 	onlyShm(t)
 	for network, on := range map[string]string{"tcp": "127.0.0.1:0", "tcp4": "127.0.0.1:0", "tcp6": "[::1]:0"} {
@@ -71,10 +72,10 @@ func TestErrorsNameTheNetwork(t *testing.T) {
 	}
 }
 
-// A process may have any number of listeners: connections to each move.
+// A process may have any number of listeners. Connections to each of them move.
 func TestManyListeners(t *testing.T) {
 	onlyShm(t)
-	const many = 520 // there were numbers for 512
+	const many = 520 // an earlier version had room for 512
 	for i := range many {
 		l := mustListen(t, &ListenConfig{Policy: Require}, "tcp", "127.0.0.1:0")
 		if i%100 == 0 || i > many-10 {
@@ -85,8 +86,8 @@ func TestManyListeners(t *testing.T) {
 	}
 }
 
-// Two ends that have moved and write before they read get as far as TCP's do, however much of the
-// process's memory for streams other connections hold that nobody reads.
+// Two ends that have moved, and both write before they read, get as far as over TCP, even if other
+// connections that nobody reads hold all of the process's memory for streams.
 func TestBothWriteBesideOthersThatNobodyReads(t *testing.T) {
 	onlyShm(t)
 	data := randomBytes(512 << 10)
@@ -127,7 +128,7 @@ func TestBothWriteBesideOthersThatNobodyReads(t *testing.T) {
 	})
 }
 
-// Who binds a dialer's address as well, which SO_REUSEADDR allows, cannot connect from there to the
+// SO_REUSEADDR allows a second socket to bind a dialer's address. It cannot connect from there to the
 // same listener, and the connection that has moved goes on.
 func TestAddressThatIsBoundAgain(t *testing.T) {
 	onlyShm(t)

@@ -15,7 +15,7 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// takeDescriptor has the program have the descriptor for a moment, as what sets an option does.
+// takeDescriptor gives the program the descriptor for a moment, as a call that sets an option does.
 func takeDescriptor(t testing.TB, c net.Conn) {
 	t.Helper()
 	raw, err := c.(*sanconn.Conn).SyscallConn()
@@ -27,14 +27,15 @@ func takeDescriptor(t testing.TB, c net.Conn) {
 	}
 }
 
-// firstTurns is for how many turns a connection is used at least before it moves.
+// firstTurns is how many round trips a connection makes at least before it moves: each Read counts for
+// 32 KiB of use.
 const firstTurns = moving.FirstUse / (32 << 10)
 
-// attempts counts the attempts to move by shared memory that came to nothing for another reason than
-// the connection.
+// attempts counts the attempts to move to shared memory that failed for a reason other than the
+// connection itself.
 type attempts struct {
-	claimed atomic.Int32 // put off by the program's use of the descriptor
-	late    atomic.Int32 // one of the two was late, as on a machine that stalls
+	claimed atomic.Int32 // the program was using the descriptor
+	late    atomic.Int32 // one of the two ends was too late, as on a busy machine
 }
 
 func countAttempts(t *testing.T) *attempts {
@@ -51,9 +52,10 @@ func countAttempts(t *testing.T) *attempts {
 	return a
 }
 
-// roundsUntilMoved uses a connection, of which one end echoes, for a little more than firstTurns at
-// a time, and waits then for what that has begun. It returns how often, most at the most. Behind an
-// attempt that was late it counts anew, and the next one comes as if there had been none.
+// roundsUntilMoved uses a connection, one end of which echoes, for a little more than firstTurns at a
+// time, until it has moved; after each time it waits for an attempt that has begun. It returns the
+// number of times, but at most most. After an attempt that was late the count begins again, and the next
+// attempt comes as if that one had not been made.
 func (a *attempts) roundsUntilMoved(t testing.TB, c, s net.Conn, most int) int {
 	t.Helper()
 	a.late.Store(0)
@@ -85,12 +87,12 @@ func (a *attempts) roundsUntilMoved(t testing.TB, c, s net.Conn, most int) int {
 	return most
 }
 
-// Control right behind Dial, as gRPC has it, costs a connection that moves at once the use that
-// others need, and no attempt.
+// Control right after Dial, as in gRPC, delays the move of a connection that would move at once: it then
+// needs the use that others need. It costs no attempt.
 func TestControlBehindDial(t *testing.T) {
 	tried := countAttempts(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
-	for range 8 { // an attempt that failed would be repeated behind four times as much use
+	for range 8 { // after a failed attempt the next one would need four times as much use
 		tried.claimed.Store(0)
 		c := mustDial(t, atOnce(), l.Addr().String())
 		takeDescriptor(t, c)
@@ -102,8 +104,8 @@ func TestControlBehindDial(t *testing.T) {
 	}
 }
 
-// What an end has done before the other end's attempt, as to look for that in vain, makes no
-// difference to when it may move again behind Control.
+// What one end did before the other end's attempt, such as a search in vain, does not delay the next
+// move after Control.
 func TestFileConnBehindControl(t *testing.T) {
 	tried := countAttempts(t)
 	for range 3 {
@@ -122,15 +124,16 @@ func TestFileConnBehindControl(t *testing.T) {
 		}
 		defer s.Close()
 		takeDescriptor(t, s)
-		// The dialer's second attempt, behind four times as much use, at the latest.
+		// At the latest it moves at the dialer's second attempt, after four times as much use.
 		if most := 2 * (1 + moving.MoreUse); tried.roundsUntilMoved(t, c, s, most) == most {
 			t.Errorf("not moved: %+v", InfoOf(c))
 		}
 	}
 }
 
-// A stream of Writes moves, too, behind Control: there is always one under way, of which the
-// kernel has counted more than has returned. And so do two, both ways at once.
+// A stream of Writes also moves after Control. In a stream a Write is always in progress, so the kernel
+// has counted more bytes than the Writes have returned. Two streams, one in each direction, move as
+// well.
 func TestStreamBehindControl(t *testing.T) {
 	onlyShm(t)
 	const up, down, both = 1, 2, 3
@@ -169,7 +172,7 @@ func TestStreamBehindControl(t *testing.T) {
 							from.Close()
 							break
 						}
-						for began := time.Now(); time.Since(began) < 5*time.Microsecond; { // so that Writes wait
+						for began := time.Now(); time.Since(began) < 5*time.Microsecond; { // slow enough that Writes have to wait
 						}
 					}
 				})
@@ -181,8 +184,8 @@ func TestStreamBehindControl(t *testing.T) {
 	}
 }
 
-// A connection that a condition has refused is not proposed again, whatever the program does with
-// its descriptor.
+// A connection that a condition has refused is not proposed again, whatever the program does with its
+// descriptor.
 func TestRefusedIsNotOfferedBehindControl(t *testing.T) {
 	onlyShm(t)
 	var asked atomic.Int32
@@ -207,7 +210,7 @@ func TestRefusedIsNotOfferedBehindControl(t *testing.T) {
 			}
 		}
 		turns()
-		waitFor(t, "it is refused", func() bool { // an attempt that has failed is followed by one behind more use
+		waitFor(t, "it is refused", func() bool { // an attempt that has failed is repeated after more use
 			if InfoOf(c).Fallback == ReasonRefused {
 				return true
 			}
@@ -221,7 +224,7 @@ func TestRefusedIsNotOfferedBehindControl(t *testing.T) {
 	}
 }
 
-// A File that fails keeps nothing on TCP.
+// A File that fails does not keep the connection on TCP.
 func TestFileThatFails(t *testing.T) {
 	tried := countAttempts(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
@@ -235,7 +238,7 @@ func TestFileThatFails(t *testing.T) {
 		t.Fatal("a descriptor without bytes that were not read")
 	}
 	c.Discard(3)
-	// Its second attempt, behind four times as much use, at the latest.
+	// At the latest it moves at the second attempt, after four times as much use.
 	if most := 2 * (1 + moving.MoreUse); tried.roundsUntilMoved(t, c, s, most) == most {
 		t.Errorf("not moved: %+v", InfoOf(c))
 	}

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// BenchmarkPingPong is a round trip of 64 bytes between two goroutines.
+// BenchmarkPingPong measures a round trip of 64 bytes between two goroutines.
 func BenchmarkPingPong(b *testing.B) {
 	for _, l := range lanes {
 		b.Run(l.name, func(b *testing.B) {
@@ -36,7 +36,7 @@ func BenchmarkPingPong(b *testing.B) {
 	}
 }
 
-// BenchmarkDial is a connection made, accepted and closed.
+// BenchmarkDial measures making, accepting and closing a connection.
 func BenchmarkDial(b *testing.B) {
 	for _, l := range lanes {
 		b.Run(l.name, func(b *testing.B) {

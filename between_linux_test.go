@@ -21,9 +21,9 @@ import (
 	"github.com/sanconn/san/provider/shm"
 )
 
-// What is between the two ends, or forbids them to meet, has its say as with net.
+// Tests of what may lie between the two ends, or keep them apart: it has the same effect as with net.
 
-// A TCP proxy between the ends: both its connections stay on TCP.
+// With a TCP proxy between the ends, both of its connections stay on TCP.
 func TestProxyInBetween(t *testing.T) {
 	l := serve(t, &ListenConfig{}, "127.0.0.1:0", 1)
 	proxy := plainListen(t, "127.0.0.1:0")
@@ -54,8 +54,8 @@ func TestProxyInBetween(t *testing.T) {
 	}
 }
 
-// nft has rules for a test's network namespace, in which port 7001 is redirected to one of two
-// listeners, and 7002 of an address that nobody has, too; and 7003 is forbidden to one user.
+// nftRules are for a test's network namespace. Port 7001 is redirected to one of two listeners, and so
+// is port 7002 of an address that no interface has. Port 7003 is forbidden to one user.
 const nftRules = `ip link set lo up
 	ip addr add 10.99.0.1/32 dev lo
 	nft add table ip nat
@@ -77,7 +77,7 @@ func TestPacketFilters(t *testing.T) {
 	defer done()
 	onlyShm(t)
 	serve(t, &ListenConfig{}, ":7000", 0)
-	for name, port := range []string{"7001", "7002", "7003", "7004"} { // the ones that a lesser library would reach
+	for name, port := range []string{"7001", "7002", "7003", "7004"} { // listeners that would be reached if the rules were not obeyed
 		serve(t, &ListenConfig{}, ":"+port, byte(name+1))
 	}
 	for _, to := range []string{"127.0.0.1:7001", "10.98.0.1:7002"} {
@@ -96,7 +96,7 @@ func TestPacketFilters(t *testing.T) {
 
 func init() { roles["refused"] = roleRefused }
 
-// roleRefused has the same error by this package and by net, or none by either.
+// roleRefused checks that this package and net return the same error, or both none.
 func roleRefused(lane) error {
 	t := new(failures)
 	wantSameError(t, os.Getenv(envAddr))
@@ -107,7 +107,7 @@ func roleRefused(lane) error {
 	return nil
 }
 
-// wantSameError dials by net and by this package, and wants the same error.
+// wantSameError dials by net and by this package, and expects the same error.
 func wantSameError(t testing.TB, address string) {
 	t.Helper()
 	_, want := net.Dial("tcp", address)
@@ -124,7 +124,7 @@ func wantSameError(t testing.TB, address string) {
 	}
 }
 
-// Two network namespaces of one host, which only TCP connects.
+// Two network namespaces of one host are connected by TCP only.
 func TestAnotherNamespace(t *testing.T) {
 	inside, done := inNetwork(t, `ip link set lo up
 		ip link add here type veth peer name there
@@ -145,14 +145,14 @@ func TestAnotherNamespace(t *testing.T) {
 	if out, err := exec.Command("bash", "-ec", script).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	serve(t, &ListenConfig{}, ":7000", 9) // the same port here
+	serve(t, &ListenConfig{}, ":7000", 9) // the same port in this namespace
 	if info := wantReached(t, atOnce(), "10.77.0.2:7000", 0); info.Fallback != ReasonNotServed {
 		t.Errorf("%+v", info)
 	}
 }
 
-// Both ends are a thread's whose network namespace is its own: other threads, which move connections,
-// find nobody there, and say why.
+// Both ends belong to a thread that has a network namespace of its own. Moves are made by other threads,
+// which do not find the other end there: the connection stays on TCP, with a reason.
 func TestThreadInAnotherNamespace(t *testing.T) {
 	testenv.NeedRoot(t)
 	needTool(t, "ip")
@@ -160,7 +160,7 @@ func TestThreadInAnotherNamespace(t *testing.T) {
 	var l net.Listener
 	var c, s net.Conn
 	made := make(chan error)
-	go func() { // which ends with its thread
+	go func() { // the namespace ends with this goroutine's thread
 		runtime.LockOSThread()
 		made <- func() error {
 			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -191,8 +191,8 @@ func TestThreadInAnotherNamespace(t *testing.T) {
 	}
 }
 
-// Landlock forbids to connect to all ports but one: the error is net's. Where it forbids
-// abstract names of unix, too, connections stay on TCP.
+// Landlock forbids to connect to all ports except one: the error is net's. If it also forbids abstract
+// unix sockets, connections stay on TCP.
 func TestLandlock(t *testing.T) {
 	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION); errno != 0 {
 		testenv.MissingKernel(t, "Landlock")
@@ -215,7 +215,7 @@ func TestLandlock(t *testing.T) {
 
 func init() { roles["landlocked"] = roleLandlocked }
 
-// roleLandlocked dials what it may and what it may not, and prints by what the first goes.
+// roleLandlocked dials an allowed and a forbidden port, and prints what carries the first connection.
 func roleLandlocked(lane) error {
 	to := strings.Fields(os.Getenv(envAddr))
 	by, err := exchange(atOnce(), to[0])
@@ -234,7 +234,7 @@ func roleLandlocked(lane) error {
 	return nil
 }
 
-// startLandlocked starts a process that may connect to one port alone.
+// startLandlocked starts a process that may connect to only one port.
 func startLandlocked(t *testing.T, scope uint64, port uint16, addresses string) (p *process) {
 	t.Helper()
 	version, _, _ := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
@@ -242,7 +242,7 @@ func startLandlocked(t *testing.T, scope uint64, port uint16, addresses string) 
 		testenv.MissingKernel(t, fmt.Sprintf("Landlock's version 6 (there is %d)", version))
 	}
 	failed := make(chan error)
-	go func() { // on a thread of its own, which ends with it: what it may do, its children may
+	go func() { // on a thread of its own, which ends with the goroutine: a child inherits the restrictions of the thread that starts it
 		runtime.LockOSThread()
 		err := restrictThread(scope, port)
 		if err == nil {

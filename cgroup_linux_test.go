@@ -15,8 +15,8 @@ import (
 	"github.com/sanconn/san/provider/shm"
 )
 
-// A program of the kernel's at a control group's connects, by which Cilium and others balance
-// loads: 7001 becomes 7000, and 7002 is forbidden.
+// A BPF program of a control group changes what connect does, as Cilium and others use it to balance
+// load: 7001 becomes 7000, and 7002 is forbidden.
 func TestControlGroupsConnect(t *testing.T) {
 	inside, done := inProcess(t, "ip link set lo up", func(c *exec.Cmd) {
 		testenv.NeedRoot(t)
@@ -30,14 +30,14 @@ func TestControlGroupsConnect(t *testing.T) {
 	leave := joinControlGroup(t)
 	defer leave()
 	serve(t, &ListenConfig{}, "127.0.0.1:7000", 0)
-	serve(t, &ListenConfig{}, "127.0.0.1:7001", 1) // which nobody reaches
+	serve(t, &ListenConfig{}, "127.0.0.1:7001", 1) // a listener that nobody reaches
 	serve(t, &ListenConfig{}, "127.0.0.1:7002", 2)
 	wantReachedBy(t, atOnce(), "127.0.0.1:7000", 0, shm.Name)
 	wantReachedBy(t, atOnce(), "127.0.0.1:7001", 0, shm.Name)
 	wantSameError(t, "127.0.0.1:7002")
 }
 
-// joinControlGroup makes a control group with the program, and moves this process there.
+// joinControlGroup makes a control group with the program, and moves this process into it.
 func joinControlGroup(t *testing.T) (leave func()) {
 	t.Helper()
 	root := t.TempDir()
@@ -72,7 +72,7 @@ func joinControlGroup(t *testing.T) (leave func()) {
 
 // attachConnect attaches the program. Package unix has neither bpf(2) nor its instructions.
 func attachConnect(group string) error {
-	port := func(p uint16) int32 { // as struct bpf_sock_addr has it
+	port := func(p uint16) int32 { // the encoding of a port in struct bpf_sock_addr
 		return int32(binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, p)))
 	}
 	type instruction struct {
@@ -83,7 +83,7 @@ func attachConnect(group string) error {
 	const (
 		load, store, set, ifEqual, ifNot, exit = 0x61, 0x63, 0xb7, 0x15, 0x55, 0x95
 		result, context, was, becomes          = 0, 1, 2, 3 // registers
-		userPort                               = 24         // its place in the context
+		userPort                               = 24         // offset of user_port in the context
 	)
 	program := []instruction{
 		{load, context<<4 | was, userPort, 0},

@@ -20,7 +20,7 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// conditions are the proposals that a listener's condition was called for.
+// conditions records the proposals with which a listener's condition was called.
 type conditions struct {
 	mu        sync.Mutex // guards what follows
 	proposals []MoveProposal
@@ -40,8 +40,8 @@ func (c *conditions) list() []MoveProposal {
 
 var errStranger = errors.New("only who is known")
 
-// A condition sees who proposes. What it lets pass moves, and what it refuses stays on TCP for
-// good, with the reason at both ends.
+// A condition gets who proposes a move. A connection that it allows moves; one that it refuses stays on
+// TCP for good, with the reason at both ends.
 func TestConditionSeesWhoProposesAndDecides(t *testing.T) {
 	onlyShm(t)
 	for _, refusal := range []error{nil, errStranger} {
@@ -76,7 +76,7 @@ func TestConditionSeesWhoProposesAndDecides(t *testing.T) {
 	}
 }
 
-// Where the dialer may not stay on TCP it finds that it was refused, at once.
+// With Require, a Dial that the condition refuses fails at once, with that reason.
 func TestRefusedDialWithRequire(t *testing.T) {
 	onlyShm(t)
 	l := mustListen(t, &ListenConfig{Condition: func(MoveProposal) error { return errStranger }}, "tcp", "127.0.0.1:0")
@@ -106,8 +106,8 @@ func TestRefusedDialWithRequire(t *testing.T) {
 	}
 }
 
-// What was refused is not proposed again, however much the connection is used, nor are other
-// providers' failures the reason. A refusal that is not the other end's does not count.
+// A refused connection is not proposed again, however much it is used, and the failures of other
+// providers do not replace the reason. A refusal that does not come from the other end does not count.
 func TestRefusedConnectionIsNotOfferedAgain(t *testing.T) {
 	for name, tt := range map[string]struct {
 		impostor error
@@ -121,7 +121,7 @@ func TestRefusedConnectionIsNotOfferedAgain(t *testing.T) {
 			broken, f := &fake{called: "broken"}, &fake{impostor: tt.impostor}
 			broken.fail = func(context.Context) error { return &Unavailable{Reason: ReasonNotServed} }
 			if useProviders(t, broken, f); tt.again {
-				useProviders(t, f) // whose error is to be the reason
+				useProviders(t, f) // its error has to become the reason
 			}
 			l := mustListen(t, &ListenConfig{Condition: func(MoveProposal) error { return errStranger }}, "tcp", "127.0.0.1:0")
 			dial := func() (client, server net.Conn) {
@@ -138,7 +138,7 @@ func TestRefusedConnectionIsNotOfferedAgain(t *testing.T) {
 				waitFor(t, "it is proposed again", func() bool { return f.tried() > tries })
 				return
 			}
-			dial() // by then the first would have been proposed, too
+			dial() // by then the first connection would have been proposed again, too
 			if n := f.tried(); n != tries+1 {
 				t.Errorf("%d proposals of two connections", n)
 			}
@@ -162,7 +162,8 @@ func sendZeros(t *testing.T, from, to net.Conn, bytes int) {
 	}
 }
 
-// A condition that blocks holds up its own connection's move, which fails, and no other's.
+// A condition that blocks delays the move of its own connection, which then fails, and no other
+// connection's move.
 func TestConditionThatBlocks(t *testing.T) {
 	onlyShm(t)
 	release, entered := make(chan struct{}), make(chan struct{}, 1)
@@ -177,7 +178,7 @@ func TestConditionThatBlocks(t *testing.T) {
 	}}, "tcp", "127.0.0.1:0")
 	stuck := mustDial(t, &Dialer{Options: sanconn.Options{MoveAtOnce: true, AttemptTimeout: 2 * moving.DecideTimeout}}, l.Addr().String())
 	server := mustAccept(t, l)
-	// Its attempts are short, and the first may be over before the condition is asked.
+	// The attempts are short, and the first may end before the condition is called.
 	useUntil(t, stuck, func() { send(t, stuck, server, "a use") }, "it is asked", func() bool { return len(entered) > 0 })
 	send(t, stuck, server, "question")
 	send(t, server, stuck, "answer")
@@ -187,8 +188,8 @@ func TestConditionThatBlocks(t *testing.T) {
 	wantMoved(t, other, "shm")
 }
 
-// blocking is a condition that waits until the test lets it go, and then decides err. It counts
-// its calls.
+// blocking is a condition that waits until the test releases it, and then returns err. It counts its
+// calls.
 type blocking struct {
 	calls atomic.Int32
 	let   chan struct{}
@@ -201,7 +202,8 @@ func (b *blocking) decide(MoveProposal) error {
 	return b.err
 }
 
-// What ends a stream, and takes the descriptor, waits for a condition for half a second at most.
+// Calls that end a stream or take the descriptor wait for a condition that blocks for at most half a
+// second.
 func TestConditionThatBlocksHoldsUpNothingElse(t *testing.T) {
 	onlyShm(t)
 	for name, use := range map[string]func(t *testing.T, client, server *sanconn.Conn) error{
@@ -244,7 +246,8 @@ func TestConditionThatBlocksHoldsUpNothingElse(t *testing.T) {
 	}
 }
 
-// readsAll reads "all" to its end, before a proposal that the condition decides about is too old.
+// readsAll reads "all" and the end of the stream. It has to do so before the proposal that waits for the
+// condition is too old.
 func readsAll(c net.Conn) error {
 	c.SetReadDeadline(time.Now().Add(moving.ProposalTimeout / 2))
 	if b, err := io.ReadAll(c); string(b) != "all" || err != nil {
@@ -253,7 +256,8 @@ func readsAll(c net.Conn) error {
 	return nil
 }
 
-// What a condition decides when nobody waits for it any more is the answer to the next proposal.
+// If a condition decides after its proposal has been given up, its result is the answer to the next
+// proposal.
 func TestConditionThatDecidesLate(t *testing.T) {
 	onlyShm(t)
 	for _, refusal := range []error{nil, errStranger} {
@@ -264,7 +268,7 @@ func TestConditionThatDecidesLate(t *testing.T) {
 		use := func() { send(t, client, server, "a use") }
 		useUntil(t, client, use, "it is asked", func() bool { return b.calls.Load() > 0 })
 		wantTried(t, client, ReasonTimeout)
-		waitFor(t, "a proposal is answered", func() bool { // so nobody waits for the condition
+		waitFor(t, "a proposal is answered", func() bool { // then nobody waits for the condition any more
 			return strings.Contains(client.Debug(), "state   TCP")
 		})
 		close(b.let)
@@ -281,7 +285,7 @@ func TestConditionThatDecidesLate(t *testing.T) {
 	}
 }
 
-// A connection that its own end keeps on TCP is nothing to decide about.
+// The condition is not called for a connection that its own end keeps on TCP.
 func TestConditionIsNotAskedForNothing(t *testing.T) {
 	onlyShm(t)
 	var seen conditions
@@ -298,8 +302,8 @@ func TestConditionIsNotAskedForNothing(t *testing.T) {
 	}
 }
 
-// However its connection comes to move, a dialer waits for a condition longer than a proposal does,
-// and tries no other provider.
+// In whatever way its connection comes to move, a dialer waits for a condition longer than a proposal
+// usually takes, and tries no other provider.
 func TestConditionThatTakesItsTime(t *testing.T) {
 	first, second := &fake{called: "first"}, &fake{called: "second"}
 	useProviders(t, first, second)
@@ -319,7 +323,7 @@ func TestConditionThatTakesItsTime(t *testing.T) {
 				seen.note(o)
 				asked.Store(true)
 				select {
-				case <-again: // while this is undecided
+				case <-again: // while the condition has not decided
 				case <-t.Context().Done():
 				}
 				return nil

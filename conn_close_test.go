@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Close in the middle of a large Write.
+// Close is called in the middle of a large Write.
 func TestCloseInTheMiddle(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		for _, who := range []string{"writer", "reader"} {
@@ -67,7 +67,7 @@ func TestCloseInTheMiddle(t *testing.T) {
 	})
 }
 
-// isPeerGone reports whether a Write failed because the peer does not read any more.
+// isPeerGone reports whether a Write failed because the peer no longer reads.
 func isPeerGone(err error) bool {
 	return errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
 }
@@ -127,7 +127,7 @@ func TestCloseWithUnreadDataIsAReset(t *testing.T) {
 		}
 		one := make([]byte, 1)
 		server.SetDeadline(time.Now().Add(testTimeout))
-		if _, err := io.ReadFull(server, one); err != nil { // it has arrived
+		if _, err := io.ReadFull(server, one); err != nil { // now it has arrived
 			t.Fatal(err)
 		}
 		server.Close()

@@ -15,7 +15,7 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// io.Copy uses ReadFrom at one end and WriteTo at the other; neither calls io.Copy again.
+// io.Copy uses ReadFrom at one end and WriteTo at the other. Neither of them may call io.Copy again.
 func TestCopyOfAFileBothWays(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		client, server := l.pipe(t)
@@ -68,7 +68,7 @@ func TestCopyNStopsAtTheLimit(t *testing.T) {
 	})
 }
 
-// From one connection into another, as a proxy does.
+// io.Copy from one connection into another, as in a proxy.
 func TestCopyFromConnToConn(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		client, front := l.pipe(t)
@@ -94,7 +94,7 @@ func TestCopyFromConnToConn(t *testing.T) {
 	})
 }
 
-// eachSANLane runs a test on every lane that is a SAN.
+// eachSANLane runs a test on each lane that is a SAN.
 func eachSANLane(t *testing.T, test func(t *testing.T, client, server *sanconn.Conn, l lane)) {
 	for _, l := range sanLanes {
 		if l.skipped() {
@@ -109,7 +109,7 @@ func eachSANLane(t *testing.T, test func(t *testing.T, client, server *sanconn.C
 	}
 }
 
-// wantCopied copies n bytes, up to the end.
+// wantCopied expects io.Copy to copy n bytes, and then to find the end.
 func wantCopied(t *testing.T, to io.Writer, from io.Reader, n int) {
 	t.Helper()
 	if got, err := io.Copy(to, from); got != int64(n) || err != nil {
@@ -117,7 +117,7 @@ func wantCopied(t *testing.T, to io.Writer, from io.Reader, n int) {
 	}
 }
 
-// wantLent expects that n bytes went from one end to the other without a copy at either.
+// wantLent expects that n bytes went from one end to the other without a copy in between at either end.
 func wantLent(t *testing.T, from, to *sanconn.Conn, n int) {
 	t.Helper()
 	sent, received := from.Stats().LentBytesSent, to.Stats().LentBytesReceived
@@ -126,7 +126,7 @@ func wantLent(t *testing.T, from, to *sanconn.Conn, n int) {
 	}
 }
 
-// io.Copy from a file, and to one, copies no byte at this end.
+// io.Copy from a file, and to a file, uses no buffer of its own.
 func TestCopyOfAFileWhereTheBytesLie(t *testing.T) {
 	eachSANLane(t, func(t *testing.T, client, server *sanconn.Conn, _ lane) {
 		data := randomBytes(3<<20 + 17)
@@ -158,7 +158,7 @@ func TestCopyOfAFileWhereTheBytesLie(t *testing.T) {
 	})
 }
 
-// … nor from a TCP connection, and to one.
+// Neither does io.Copy from a TCP connection, and to one.
 func TestCopyOfAStreamWhereTheBytesLie(t *testing.T) {
 	eachSANLane(t, func(t *testing.T, client, server *sanconn.Conn, _ lane) {
 		data := randomBytes(3<<20 + 17)
@@ -185,8 +185,8 @@ func TestCopyOfAStreamWhereTheBytesLie(t *testing.T) {
 	})
 }
 
-// What is lent stays as it is, and where it is, when the connection is closed at either end
-// and others take its place; the end of the loan then is in order.
+// Lent memory keeps its address and content if either end closes the connection, and new connections
+// take its place. The loan then ends in order.
 func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 	for _, how := range []string{"Close", "reset", "peer's Close", "peer's reset"} {
 		t.Run(how, func(t *testing.T) {
@@ -216,7 +216,7 @@ func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 				if d := time.Since(began); d > 5*time.Second {
 					t.Errorf("Close took %v", d)
 				}
-				for range 5 { // in memory that has become free
+				for range 5 { // these would use memory that has become free
 					c, s := l.pipe(t)
 					go func() {
 						c.Write(make([]byte, 1<<20))
@@ -231,13 +231,13 @@ func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 				if err := client.Discard(len(lent)); err != nil {
 					t.Errorf("Discard: %v", err)
 				}
-				if how == "peer's reset" { // over RDMA a reset is found by who looks
+				if how == "peer's reset" { // over RDMA a reset is found when somebody looks for it
 					client.SetReadDeadline(time.Now().Add(testTimeout))
 					if _, err := io.Copy(io.Discard, client); !errors.Is(err, syscall.ECONNRESET) {
 						t.Errorf("Read: %v", err)
 					}
 				}
-				// A first Write does not know of the peer's Close.
+				// The first Write after the peer's Close cannot know of that yet.
 				if err := client.Commit(len(room)); err == nil && how != "peer's Close" {
 					t.Error("Commit has sent something")
 				}

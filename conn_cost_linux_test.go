@@ -13,8 +13,8 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// Large Writes go by RDMA out of the program's own memory exactly where they are meant to.
-// By messages means at most through the send buffer.
+// Large Writes go by RDMA from the program's own memory exactly on the lanes where they should. "By
+// messages" includes the send buffer.
 func TestLanesMoveBytesAsTheySay(t *testing.T) {
 	for _, l := range sanLanes {
 		if l.skipped() {
@@ -22,15 +22,15 @@ func TestLanesMoveBytesAsTheySay(t *testing.T) {
 		}
 		t.Run(l.name, func(t *testing.T) {
 			client, server := l.sanPipe(t)
-			// On a ring all bytes go through the ring; verbs takes them by RDMA read, where the peer
-			// can read, and it pays: that is open on devices without windows (rxe, siw).
+			// On a ring all bytes go through the ring. verbs uses RDMA reads if the peer can read, and
+			// if that pays, which on devices without windows (rxe, siw) is not known in advance.
 			rdma := l.provider != shm.Name && l.options.Threshold >= 0 && l.options.Disable&session.FeatureRDMARead == 0
 			open := rdma && l.options.Threshold == 0 && inGuest != hwsim.Lane
 			var wg sync.WaitGroup
 			var sent int64
 			wg.Go(func() {
 				b := make([]byte, 8<<20)
-				for i := range 10 { // memory is copied until that has cost what registering it does
+				for i := range 10 { // memory is copied until that has cost as much as registering it
 					if i >= 2 && (!rdma || client.Stats().DirectBytesSent > 0) {
 						break
 					}
@@ -61,17 +61,17 @@ func TestReadAndWriteDoNotAllocate(t *testing.T) {
 		}
 		for _, size := range []int{1, 64, 4096, 64 << 10} {
 			if at := l.options.Threshold; at > 0 && at <= size {
-				continue // a registration for each Write
+				continue // there each Write costs a registration
 			}
 			if inGuest != "" && size > 4096 {
-				continue // a round is longer there than a session waits before it looks after itself
+				continue // there a round takes longer than the time after which the idle poller looks at a session
 			}
 			t.Run(fmt.Sprintf("%s, %d bytes", l.name, size), func(t *testing.T) {
 				client, server := l.sanPipe(t)
 				b := make([]byte, size)
 				round := func() {
 					client.SetDeadline(time.Now().Add(testTimeout))
-					// Not beyond what the ring takes while nobody reads.
+					// No more than a ring holds while nobody reads.
 					for rest := size; rest > 0; {
 						n, err := client.Write(b[:min(rest, 16<<10)])
 						if err != nil {
@@ -94,7 +94,7 @@ func TestReadAndWriteDoNotAllocate(t *testing.T) {
 	}
 }
 
-// Connections leave nothing behind.
+// Connections that are closed leave nothing behind.
 func TestConnectionsLeaveNothing(t *testing.T) {
 	for _, l := range lanes {
 		if l.skipped() {
@@ -113,7 +113,7 @@ func TestConnectionsLeaveNothing(t *testing.T) {
 					s.Close()
 				}
 			}
-			connect(1) // librdmacm keeps the devices open that it has met
+			connect(1) // librdmacm keeps the devices open that it has used once
 			idle(t)
 			before := resources(t)
 			connect(amount(50, 20))

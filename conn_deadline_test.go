@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// A deadline passes in the middle of a large Write: the count is exact, the slice is not
-// read any more, and the stream continues from there.
+// A deadline passes in the middle of a large Write: the returned count is exact, the slice is no longer
+// read, and the stream continues from there.
 func TestWriteDeadlineInTheMiddle(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		for _, taken := range []int{0, 1, 100 << 10, 3 << 20} {
@@ -66,7 +66,7 @@ func TestWriteDeadlineInTheMiddle(t *testing.T) {
 	})
 }
 
-// Many deadlines, at any moment of a transfer.
+// Many deadlines, which pass at random moments of a transfer.
 func TestWriteDeadlineAtAnyMoment(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		client, server := l.pipe(t)
@@ -115,7 +115,7 @@ func TestWriteDeadlineAtAnyMoment(t *testing.T) {
 	})
 }
 
-// After a Read has returned, nothing that arrives goes into its slice.
+// After a Read has returned, bytes that arrive later are not written to its slice.
 func TestReadDeadlineLeavesTheSliceAlone(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		client, server := l.pipe(t)
@@ -178,7 +178,7 @@ func TestDeadlineInThePastBeatsReadyData(t *testing.T) {
 		if err := server.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
 			t.Fatal(err)
 		}
-		server.SetDeadline(past) // it beats the end of the stream too
+		server.SetDeadline(past) // an expired deadline comes before the end of the stream, too
 		_, err = server.Write(make([]byte, 10))
 		wantOpError(t, err, "write", os.ErrDeadlineExceeded)
 	})

@@ -10,9 +10,9 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// Both ends of a connection may be in one process, as in every test with an httptest
-// server. What is set before bytes are sent, or their end, may then be read once they have
-// come: the race detector knows that of TCP's sockets, and has to know it here. This test
+// Both ends of a connection may be in one process, as in each test with an httptest server. A variable
+// that is set before bytes, or the end of the stream, are sent may be read once these have come. The
+// race detector knows that rule for TCP's sockets, and has to know it for these connections. This test
 // can fail only under -race.
 func TestVariablesAreHandedOverWithTheBytes(t *testing.T) {
 	b := []byte("x")
@@ -33,11 +33,11 @@ func TestVariablesAreHandedOverWithTheBytes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachLane(t, func(t *testing.T, l lane) {
-				if l.policy == Never { // net's own, which has no such methods
+				if l.policy == Never { // net's own connections do not have these methods
 					return
 				}
 				if l.policy != Require && !slices.Contains([]string{"Write", "ReadFrom", "Commit", "Peek"}, name) {
-					return // on TCP: writev and shutdown, of which the detector does not know
+					return // on TCP these are writev and shutdown, which the race detector does not know
 				}
 				client, server := l.sanPipe(t)
 				server.SetDeadline(time.Now().Add(testTimeout))

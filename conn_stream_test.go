@@ -37,8 +37,7 @@ func TestBothWriteBeforeEitherReads(t *testing.T) {
 	})
 }
 
-// Without a reader, a writer is stopped at a bound that does not depend on how much it wants
-// to write.
+// If nobody reads, a writer is stopped at a bound that does not depend on how much it wants to write.
 func TestSlowReaderBoundsMemory(t *testing.T) {
 	const most = 32 << 20
 	eachLane(t, func(t *testing.T, l lane) {
@@ -47,7 +46,7 @@ func TestSlowReaderBoundsMemory(t *testing.T) {
 		for _, c := range []net.Conn{client, server} {
 			wg.Go(func() {
 				var total int
-				// A Write that takes nothing has found no room: one that takes a part has had some.
+				// A Write that takes no byte has found no room. One that takes a part has found some.
 				for chunk, full := randomBytes(1<<20), false; !full; {
 					c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
 					n, err := c.Write(chunk)
@@ -107,7 +106,7 @@ func TestEverySizeArrivesUnchanged(t *testing.T) {
 	})
 }
 
-// Both ways at once, sizes at random, one checksum each way.
+// Both directions at the same time, with random sizes and one checksum for each direction.
 func TestRandomStream(t *testing.T) {
 	total := int64(64 << 20)
 	if testing.Short() {
@@ -130,8 +129,8 @@ func TestRandomStream(t *testing.T) {
 	})
 }
 
-// A few bytes alternate with a few thousand, in memory that is reused at once, as under TLS.
-// Each byte arrives where it belongs.
+// Writes of a few bytes alternate with Writes of a few thousand, from memory that is reused at once, as
+// under TLS. Each byte arrives in its place.
 func TestSmallWritesAmongLarger(t *testing.T) {
 	const small, larger = 60, 17_000
 	total := int(amount[int64](64<<20, 12<<20))

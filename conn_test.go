@@ -84,7 +84,7 @@ func TestNothingIsReadAndWritten(t *testing.T) {
 			if n, err := client.Write(b); n != 0 || err != nil {
 				t.Errorf("wrote %d, %v", n, err)
 			}
-			if n, err := server.Read(b); n != 0 || err != nil { // does not wait
+			if n, err := server.Read(b); n != 0 || err != nil { // a Read without room does not wait
 				t.Errorf("read %d, %v", n, err)
 			}
 		}
@@ -123,7 +123,7 @@ func TestConcurrentWritesAreNotMixed(t *testing.T) {
 	})
 }
 
-// A connection that blocks is not affected by another dial's context, a forked child or the
+// A blocking connection is not affected by the context of another dial, by a forked child or by the
 // garbage collector.
 func TestConnSurvivesExec(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
@@ -138,7 +138,7 @@ func TestConnSurvivesExec(t *testing.T) {
 	})
 }
 
-// runTrue forks and executes something.
+// runTrue forks, and executes a program.
 func runTrue(ctx context.Context) error {
 	return exec.CommandContext(ctx, "true").Run()
 }

@@ -18,24 +18,24 @@ import (
 )
 
 const (
-	// dumpedMost is how much more memory a connection that has moved may take in a core dump than
-	// one by TCP, in bytes: of Go's, which the race detector makes several times as much.
+	// dumpedMost is how much more memory, in bytes, a connection that has moved may take in a core dump
+	// than one on TCP. It is memory of Go, of which the race detector takes several times as much.
 	dumpedMost = 256 << 10
 
-	// dumpsDiffer is by how many bytes the dumps of two processes differ that do the same.
+	// dumpsDiffer is by how many bytes the dumps of two processes that do the same may differ.
 	dumpsDiffer = 4 << 20
 
-	// grownMost is how much memory a dump may give the segments for a connection.
+	// grownMost is how much memory the segments may get for each connection because of a dump.
 	grownMost = 4 << 10
 )
 
-// A core dump leaves out the memory that connections share: it takes hardly more than where they
-// are on TCP, and what nobody has touched gets no memory by it.
+// A core dump leaves out the memory that connections share. It is hardly larger than with connections on
+// TCP, and pages of segments that nobody has touched get no memory because of it.
 func TestCoreDumpWithoutSegments(t *testing.T) {
 	if inGuest != "" {
-		return // the same, and slower
+		return // the same, but slower
 	}
-	testenv.NeedRoot(t) // to look into what is mapped
+	testenv.NeedRoot(t) // to open the mapped files
 	pattern, err := os.ReadFile("/proc/sys/kernel/core_pattern")
 	if err != nil {
 		t.Fatal(err)
@@ -62,24 +62,25 @@ func TestCoreDumpWithoutSegments(t *testing.T) {
 	}
 }
 
-// dump is what a core dump takes, has of segments, and has had them get, in bytes.
+// dump is the size of a core dump, how much of it are segments, and how much the segments have grown
+// because of it, in bytes.
 type dump struct{ memory, shared, grown int64 }
 
-// dumpWith has a process dump core that has accepted so many connections.
+// dumpWith makes a process that has accepted n connections dump core.
 func dumpWith(t *testing.T, n int, d *Dialer, provider string) (of dump) {
 	t.Helper()
 	tcp := plainListen(t, "127.0.0.1:0")
 	dir := t.TempDir()
 	p := startServer(t, tcp, 7, func(c *exec.Cmd) {
 		c.Path, c.Dir = "/proc/self/exe", dir
-		c.Stderr = nil // where it writes its goroutines
+		c.Stderr = nil // there it would write its goroutines' stacks
 		c.Env = append(c.Env, "GOTRACEBACK=crash")
 	})
 	limit := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
 	if err := unix.Prlimit(p.Process.Pid, unix.RLIMIT_CORE, &limit, nil); err != nil {
 		t.Fatal(err)
 	}
-	// As by default: what is shared is dumped, unless it is left out on purpose.
+	// The kernel's default: shared memory is dumped unless it is excluded on purpose.
 	if err := os.WriteFile(fmt.Sprintf("/proc/%d/coredump_filter", p.Process.Pid), []byte("0x33"), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -131,8 +132,8 @@ func dumpWith(t *testing.T, n int, d *Dialer, provider string) (of dump) {
 	return of
 }
 
-// segmentsOf opens the halves of segments that a process has mapped, its own and its peers', so
-// that they outlive it.
+// segmentsOf opens the halves of segments that a process has mapped, its own and its peers', so that
+// they outlive the process.
 func segmentsOf(t *testing.T, p *process) (halves []*os.File) {
 	t.Helper()
 	dir := fmt.Sprintf("/proc/%d/map_files", p.Process.Pid)
@@ -155,7 +156,7 @@ func segmentsOf(t *testing.T, p *process) (halves []*os.File) {
 	return halves
 }
 
-// memoryOf is what files take, of memory or of a disk.
+// memoryOf returns how much memory, or space on a disk, files take.
 func memoryOf(t *testing.T, files ...*os.File) (bytes int64) {
 	t.Helper()
 	for _, f := range files {

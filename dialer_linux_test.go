@@ -18,20 +18,20 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// atOnce returns a dialer whose connections move as soon as they are accepted. An attempt has all the
-// time of a test, as a second one would take use, which most tests do not make.
+// atOnce returns a dialer whose connections move as soon as they are accepted. An attempt may take as
+// long as a test, because a second attempt comes only after more use, which most tests do not make.
 func atOnce() *Dialer {
 	d := unhurried()
 	d.Options.MoveAtOnce = true
 	return d
 }
 
-// unhurried returns a dialer whose attempts to move connections do not run out of time where a machine
-// stalls for longer than they have by default.
+// unhurried returns a dialer whose attempts to move do not time out when a machine is stalled for longer
+// than the default timeout.
 func unhurried() *Dialer { return &Dialer{Options: sanconn.Options{AttemptTimeout: testTimeout}} }
 
-// What a provider answers to a move, and the reason that the connection then has. The
-// connection works in each case.
+// Each error that a provider may return for a move leads to its reason. The connection works in each
+// case.
 func TestDialMoveThatFails(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -58,7 +58,7 @@ func TestDialMoveThatFails(t *testing.T) {
 
 			before := Stats()
 			d := atOnce()
-			d.Options.AttemptTimeout = time.Second // for which a time-out is tried again
+			d.Options.AttemptTimeout = time.Second // a timeout would be followed by another attempt
 			conn := mustDial(t, d, l.Addr().String())
 			wantStays(t, conn, c.reason)
 			send(t, conn, mustAccept(t, l), "by TCP")
@@ -86,15 +86,15 @@ func TestDialMoveThatFails(t *testing.T) {
 			}
 			server := mustAccept(t, l)
 			server.SetDeadline(time.Now().Add(testTimeout))
-			if _, err := server.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) { // behind no byte
+			if _, err := server.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) { // no byte comes before the reset
 				t.Errorf("with Require the other end finds %v", err)
 			}
 		})
 	}
 }
 
-// A move that failed is tried again, each time after four times as much use; and it is no failure
-// for good.
+// A move that failed is tried again, each time after four times as much use; a later attempt may
+// succeed.
 func TestDialMoveIsTriedAgain(t *testing.T) {
 	f := useFake(t)
 	tried := make(chan struct{})
@@ -124,13 +124,13 @@ func TestDialMoveIsTriedAgain(t *testing.T) {
 		}
 		return false
 	}
-	const tries = 5 // a few in vain are no reason to stop
+	const tries = 5 // a few failures must not end the attempts
 	from := uint64(0)
 	for n, distance := 0, uint64(moving.FirstUse); n < tries; n, distance = n+1, moving.MoreUse*distance {
 		if write(from + distance) {
 			t.Fatalf("try %d comes when %d bytes have been used, %d behind the last", n, used, used-from)
 		}
-		<-tried // by the last Write, or a program would wait for it
+		<-tried // the last Write has to start the attempt; a program would otherwise wait for it
 		from = used
 		if n == tries-1 {
 			goOn <- nil
@@ -146,15 +146,16 @@ func TestDialMoveIsTriedAgain(t *testing.T) {
 	}
 }
 
-// wantTried is wantStays of a connection that more use has move again, which is set by then.
+// wantTried is wantStays for a connection that would be tried again after more use; that is set up when
+// it returns.
 func wantTried(t testing.TB, c net.Conn, why Reason) {
 	t.Helper()
 	wantStays(t, c, why)
 	waitFor(t, "the next try to be set", func() bool { return !isTrying() })
 }
 
-// useUntil uses a connection until something is so: an attempt to move that has failed, as beside other
-// load, is followed by one behind more use.
+// useUntil uses a connection until a condition holds. The use matters because an attempt that has
+// failed, as under load, is repeated after more use.
 func useUntil(t testing.TB, c net.Conn, use func(), what string, ok func() bool) {
 	t.Helper()
 	waitFor(t, what, func() bool {
@@ -166,27 +167,27 @@ func useUntil(t testing.TB, c net.Conn, use func(), what string, ok func() bool)
 	})
 }
 
-// wantMovedByUse uses a connection, whose bytes another end reads, until it has moved.
+// wantMovedByUse uses a connection, whose bytes the other end reads, until it has moved.
 func wantMovedByUse(t testing.TB, c, to net.Conn, provider string) {
 	t.Helper()
 	useUntil(t, c, func() { send(t, c, to, "a use") }, "it moves", func() bool { return InfoOf(c).Provider == provider })
 }
 
-// wantStaysByUse uses a connection until it has a reason to be on TCP.
+// wantStaysByUse uses a connection until it has a reason to stay on TCP.
 func wantStaysByUse(t testing.TB, c, to net.Conn, why Reason) {
 	t.Helper()
 	useUntil(t, c, func() { send(t, c, to, "a use") }, "it stays", func() bool { return InfoOf(c).Fallback == why })
 	wantStays(t, c, why)
 }
 
-// isTrying reports whether any connection moves just now.
+// isTrying reports whether any connection of the process is moving.
 func isTrying() bool {
 	running, _, ok := moving.Queue.Counts()
 	return running > 0 || !ok
 }
 
-// isMoving reports whether any connection, or this one, moves just now: an attempt that is over may
-// have a proposal under way that its peer has not answered.
+// isMoving reports whether any connection of the process is moving, or this one: after the end of an
+// attempt, its proposal may still be unanswered.
 func isMoving(c net.Conn) bool {
 	return isTrying() || !strings.Contains(c.(*sanconn.Conn).Debug(), "state   TCP")
 }
@@ -250,7 +251,7 @@ func TestDialBadInputIsTheErrorOfNet(t *testing.T) {
 			for _, policy := range []Policy{Prefer, Require, Never} {
 				_, got := (&Dialer{Policy: policy}).DialContext(ctx, c.network, c.address)
 				if policy == Require && !isTCP(c.network) {
-					continue // what Require says of other networks comes first
+					continue // Require's error about other networks comes first
 				}
 				if want == nil || got == nil || got.Error() != want.Error() {
 					t.Errorf("%v: got  %v\nwant %v", policy, got, want)
@@ -263,7 +264,7 @@ func TestDialBadInputIsTheErrorOfNet(t *testing.T) {
 	}
 }
 
-// freePort is an address of this host where nobody listens.
+// freePort returns an address of this host where nobody listens.
 func freePort(t testing.TB) string {
 	t.Helper()
 	l := plainListen(t, "127.0.0.1:0")
@@ -271,20 +272,20 @@ func freePort(t testing.TB) string {
 	return l.Addr().String()
 }
 
-// A dial with Require does not go on trying to move a connection that its other end has closed.
+// A dial with Require stops trying to move a connection once its other end has closed it.
 func TestDialRequireEndsWithItsPeer(t *testing.T) {
 	onlyShm(t)
 	l := plainListen(t, "127.0.0.1:0")
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
-		ConnectDone: func(string, string, error) { l.Close() }, // which has not accepted the connection
+		ConnectDone: func(string, string, error) { l.Close() }, // the listener has not accepted the connection
 	})
 	_, err := (&Dialer{Policy: Require}).DialContext(ctx, "tcp", l.Addr().String())
-	if reasonOf(err) != ReasonStays || !errors.Is(err, syscall.ECONNRESET) { // else it waits for all of its time
+	if reasonOf(err) != ReasonStays || !errors.Is(err, syscall.ECONNRESET) { // otherwise it has waited for all of its time
 		t.Errorf("it fails with: %v", err)
 	}
 }
 
-// The end of the context of a dial with Require, which waits for the peer, is net's.
+// When the context of a dial with Require ends while it waits for the peer, the error is net's.
 func TestDialRequireEndsWithItsContext(t *testing.T) {
 	f := useFake(t)
 	waits := make(chan struct{}, 1)
@@ -305,8 +306,8 @@ func TestDialRequireEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A provider that has found the other end's host, where that has not been accepted yet, is waited
-// for: the next one would carry the connection for good.
+// If a provider has found the other end's host, but the connection is not accepted there yet, the dialer
+// waits for it, and does not try the next provider, which would carry the connection for good.
 func TestTheFirstProviderIsWaitedFor(t *testing.T) {
 	first, second := &fake{called: "first"}, &fake{called: "second"}
 	useProviders(t, first, second)

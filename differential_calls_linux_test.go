@@ -18,11 +18,11 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// diffPatience is how long anything may take that must happen: not so long that a difference takes
-// all of the test's time.
+// diffPatience is how long something may take that must happen. It is short, so that a single difference
+// does not take all of the test's time.
 const diffPatience = 3 * time.Second
 
-// diffNothing is how long a Read waits for what must not come.
+// diffNothing is how long a Read waits for bytes that must not come.
 const diffNothing = 2 * time.Millisecond
 
 // diffEnd is one end of a connection, on which calls are made.
@@ -31,24 +31,24 @@ type diffEnd struct {
 	expired bool            // its deadlines have passed
 	out, in *diffStream     // what this end and its peer have written
 	read    int             // of in
-	behind  *behind         // a Read that waits in another goroutine; read is that one's
-	raw     syscall.RawConn // of RawReads; nil: there was none
+	behind  *behind         // a Read that waits in another goroutine, which then writes read
+	raw     syscall.RawConn // for RawReads; nil: there was none yet
 }
 
-// behind is a Read that waits while calls are made.
+// behind is a Read that waits in the background while other calls are made.
 type behind struct {
 	read atomic.Int64
-	more chan struct{} // holds a token behind each Read
+	more chan struct{} // has a token after each Read
 	done chan string
 }
 
-// diffStream is what was written in one direction.
+// diffStream is the bytes that were written in one direction.
 type diffStream struct {
 	mu sync.Mutex
 	b  []byte
 }
 
-// next is what the next Write is to write, so many times. What of it was not written is cut off.
+// next returns the bytes for the next times Writes. cut removes from the stream what was not written.
 func (s *diffStream) next(size, times int) (b []byte, cut func(written int)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -63,7 +63,8 @@ func (s *diffStream) next(size, times int) (b []byte, cut func(written int)) {
 	}
 }
 
-// wrong tells where what was read from there on is not what was written; "": nowhere.
+// wrong compares what was read, from a position on, with what was written there. It describes the
+// difference, or returns "".
 func (s *diffStream) wrong(b []byte, from int) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,7 +76,7 @@ func (s *diffStream) wrong(b []byte, from int) string {
 	return ""
 }
 
-// diffTCP is what *net.TCPConn and *sanconn.Conn have beside net.Conn.
+// diffTCP has the methods that *net.TCPConn and *sanconn.Conn have in addition to net.Conn.
 type diffTCP interface {
 	io.ReaderFrom
 	io.WriterTo
@@ -92,7 +93,8 @@ type diffTCP interface {
 	SyscallConn() (syscall.RawConn, error)
 }
 
-// doInTime is do, or diffHangs: then nothing more may be done with the end.
+// doInTime returns the result of do, or diffHangs. After diffHangs no further call may be made at that
+// end.
 func (e *diffEnd) doInTime(call diffCall, due int) string {
 	result := make(chan string, 1)
 	go func() { result <- e.do(call, due) }()
@@ -104,8 +106,8 @@ func (e *diffEnd) doInTime(call diffCall, due int) string {
 	}
 }
 
-// do makes a call, and returns its result: one that does not depend on how a stream comes in
-// pieces.
+// do makes a call, and returns its result, in a form that does not depend on the pieces in which a
+// stream comes.
 func (e *diffEnd) do(call diffCall, due int) string {
 	c := e.Conn.(diffTCP)
 	switch call.what {
@@ -129,7 +131,7 @@ func (e *diffEnd) do(call diffCall, due int) string {
 			return int(n64), err
 		})
 	case "Reserve":
-		return e.writeAll(max(call.size, 1), e.reserve) // nobody reserves nothing
+		return e.writeAll(max(call.size, 1), e.reserve) // Reserve takes at least one byte
 	case "RawWrite":
 		return e.writeAll(call.size, e.rawWrite)
 	case "FromFile", "FromTCP", "FromUnix":
@@ -158,7 +160,7 @@ func (e *diffEnd) do(call diffCall, due int) string {
 	case "Join":
 		return e.join(due)
 	case "Look":
-		if e.behind != nil { // it would wait for that
+		if e.behind != nil { // RawConn.Read would wait for it
 			return "there is one"
 		}
 		return e.look()
@@ -198,7 +200,7 @@ func (e *diffEnd) do(call diffCall, due int) string {
 	panic(call.what)
 }
 
-// writeAll writes so many bytes by a call that does what Write does.
+// writeAll writes size bytes by a call that does what Write does.
 func (e *diffEnd) writeAll(size int, write func([]byte) (int, error)) string {
 	if !e.expired {
 		e.SetWriteDeadline(time.Now().Add(diffPatience))
@@ -209,8 +211,8 @@ func (e *diffEnd) writeAll(size int, write func([]byte) (int, error)) string {
 	return fmt.Sprintf("%d, %s", n, diffError(err))
 }
 
-// writeTwo makes two Writes at once. They write the same, so that it does not matter which is the
-// first, but that one is whole before the other.
+// writeTwo makes two Writes at the same time. They write the same bytes, so their order does not matter,
+// but the one must not interrupt the other.
 func (e *diffEnd) writeTwo(size int) string {
 	if !e.expired {
 		e.SetWriteDeadline(time.Now().Add(diffPatience))
@@ -231,13 +233,13 @@ func (e *diffEnd) writeTwo(size int) string {
 	return fmt.Sprint(results)
 }
 
-// reserve is Write by Reserve and Commit, where there are these.
+// reserve does what Write does, by Reserve and Commit if the connection has them.
 func (e *diffEnd) reserve(b []byte) (n int, err error) {
 	c, ok := e.Conn.(*sanconn.Conn)
 	if !ok {
 		return e.Write(b)
 	}
-	for { // also without bytes, as a Write without any fails where others do
+	for { // once also without bytes: such a Write fails where others do
 		room, err := c.Reserve(len(b) - n)
 		if err != nil {
 			return n, err
@@ -252,11 +254,11 @@ func (e *diffEnd) reserve(b []byte) (n int, err error) {
 	}
 }
 
-// peek is Read by Peek and Discard, where there are these. Half of what Peek shows is left, so
-// that the next call finds it.
+// peek does what Read does, by Peek and Discard if the connection has them. It leaves half of what Peek
+// returns, so that the next call finds it.
 func (e *diffEnd) peek(b []byte) (n int, err error) {
 	c, ok := e.Conn.(*sanconn.Conn)
-	if !ok || len(b) == 0 { // Peek would wait for some
+	if !ok || len(b) == 0 { // without room in b, Peek would still wait for a byte
 		return e.Read(b)
 	}
 	came, err := c.Peek()
@@ -267,7 +269,7 @@ func (e *diffEnd) peek(b []byte) (n int, err error) {
 	return n, c.Discard(n)
 }
 
-// rawWrite is Write by TCP's descriptor.
+// rawWrite does what Write does, on TCP's descriptor.
 func (e *diffEnd) rawWrite(b []byte) (n int, err error) {
 	raw, err := e.Conn.(diffTCP).SyscallConn()
 	if err != nil {
@@ -291,8 +293,8 @@ func (e *diffEnd) rawWrite(b []byte) (n int, err error) {
 	return n, cmp.Or(err, failed)
 }
 
-// rawRead is Read by functions of one RawConn that read by syscall.Read, as that is in programs that
-// cmd/san has built.
+// rawRead does what Read does, by a function of one RawConn that calls syscall.Read, as it works in
+// programs that cmd/san has built.
 func (e *diffEnd) rawRead(b []byte) (n int, err error) {
 	if len(b) == 0 {
 		return e.Read(b)
@@ -316,10 +318,9 @@ func (e *diffEnd) rawRead(b []byte) (n int, err error) {
 	return max(n, 0), err
 }
 
-// look tells what TCP's descriptor shows to somebody who looks whether anything has come, as pools
-// do.
+// look describes what TCP's descriptor shows to a pool that checks whether anything has come.
 func (e *diffEnd) look() (seen string) {
-	if !e.expired { // as a Read may have left
+	if !e.expired { // an earlier Read may have set it
 		e.SetReadDeadline(time.Now().Add(diffPatience))
 	}
 	raw, err := e.Conn.(diffTCP).SyscallConn()
@@ -340,8 +341,9 @@ func (e *diffEnd) look() (seen string) {
 	return seen + ", " + diffError(err)
 }
 
-// readAll reads so many bytes, or up to an error, by calls that do what Read does. What is due may take its time; behind it
-// nothing may come, if due is not negative, which is not waited for for long.
+// readAll reads size bytes, or up to an error, by calls that do what Read does. It waits for due bytes,
+// which must come; after these nothing may come, for which it waits only briefly. If due is negative,
+// the number is not known.
 func (e *diffEnd) readAll(size, due int, read func([]byte) (int, error)) string {
 	b := make([]byte, size)
 	n := 0
@@ -364,7 +366,7 @@ func (e *diffEnd) readAll(size, due int, read func([]byte) (int, error)) string 
 	}
 }
 
-// writeTo reads as readAll does, without a limit, by one call.
+// writeTo reads as readAll does, without a limit, by one call of WriteTo.
 func (e *diffEnd) writeTo(due int) string {
 	n, wrong := 0, ""
 	limit := func() {
@@ -389,7 +391,7 @@ func (e *diffEnd) writeTo(due int) string {
 	return fmt.Sprintf("%d, %s", n, diffError(err))
 }
 
-// readBehind has a Read of so many bytes wait until join, or up to an error.
+// readBehind starts a Read of size bytes in the background, which goes on until join, or an error.
 func (e *diffEnd) readBehind(size int) {
 	if !e.expired {
 		e.SetReadDeadline(time.Now().Add(diffPatience))
@@ -418,7 +420,7 @@ func (e *diffEnd) readBehind(size int) {
 	}()
 }
 
-// join waits until readBehind's Read has ended: it has its time until what is due has come.
+// join waits for the end of readBehind's Read, which may go on until the due bytes have come.
 func (e *diffEnd) join(due int) string {
 	w := e.behind
 	if w == nil {
@@ -445,7 +447,7 @@ func (e *diffEnd) join(due int) string {
 	return <-w.done
 }
 
-// diffError is an error without addresses, which differ.
+// diffError formats an error without addresses, because these differ.
 func diffError(err error) string {
 	var oe, within *net.OpError
 	switch {
@@ -456,7 +458,7 @@ func diffError(err error) string {
 	case errors.As(err, &oe) && err == error(oe):
 		var errno syscall.Errno
 		inner := oe.Err.Error()
-		if errors.As(oe.Err, &errno) { // whatever its text
+		if errors.As(oe.Err, &errno) { // whatever the text of the error around it
 			inner = errno.Error()
 		}
 		return fmt.Sprintf("%s %s (addresses: %v, %v)", oe.Op, inner, oe.Source != nil, oe.Addr != nil)

@@ -16,9 +16,9 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// Calls of TestAsTCPDoes that copy from and to files and sockets, or use the descriptor of File.
+// Calls of TestAsTCPDoes that copy from and to files and sockets, or that use the descriptor of File.
 
-// diffPair returns a pair of connected sockets, neither of them a Conn.
+// diffPair returns a pair of connected sockets, neither of which is a Conn.
 func diffPair(network string) (a, b net.Conn, err error) {
 	address := "127.0.0.1:0"
 	if network == "unix" {
@@ -43,7 +43,7 @@ func diffPair(network string) (a, b net.Conn, err error) {
 	return a, b, err
 }
 
-// diffNetwork is that of the sockets of a call; "": it is of a file.
+// network returns the network of the call's socket, or "" if the call uses a file.
 func (c diffCall) network() string {
 	switch c.what {
 	case "FromTCP", "ToTCP":
@@ -54,7 +54,7 @@ func (c diffCall) network() string {
 	return ""
 }
 
-// copyFrom writes by ReadFrom, from a file or socket.
+// copyFrom writes by ReadFrom from a file or a socket.
 func (e *diffEnd) copyFrom(call diffCall) string {
 	if !e.expired {
 		e.SetWriteDeadline(time.Now().Add(diffPatience))
@@ -70,7 +70,7 @@ func (e *diffEnd) copyFrom(call diffCall) string {
 	return fmt.Sprintf("%d, %s", n, diffCause(err))
 }
 
-// diffSource is a file or a socket that has these bytes.
+// diffSource returns a file or a socket from which b can be read.
 func diffSource(network string, b []byte) (io.ReadCloser, error) {
 	if network == "" {
 		f, err := diffFile()
@@ -84,18 +84,18 @@ func diffSource(network string, b []byte) (io.ReadCloser, error) {
 	src, feed, err := diffPair(network)
 	switch {
 	case err != nil:
-	case len(b) == 0: // behind an expired deadline TCP waits for the end, a Conn finds one that has come
+	case len(b) == 0: // with an expired deadline a copy on TCP waits for the source's end, and a Conn finds an end that has come
 		err = feed.Close()
 	default:
 		go func() {
-			feed.Write(b) // fails if the copy has
+			feed.Write(b) // this fails if the copy has failed
 			feed.Close()
 		}()
 	}
 	return src, err
 }
 
-// diffFile is a file without a name.
+// diffFile returns a file without a name.
 func diffFile() (*os.File, error) {
 	f, err := os.CreateTemp("", "diff")
 	if err == nil {
@@ -104,7 +104,7 @@ func diffFile() (*os.File, error) {
 	return f, err
 }
 
-// copyTo reads as writeTo does, to a file or a socket.
+// copyTo reads as writeTo does, into a file or a socket.
 func (e *diffEnd) copyTo(call diffCall, due int) string {
 	sink, err := diffSinkOf(call.network())
 	if err != nil {
@@ -114,9 +114,9 @@ func (e *diffEnd) copyTo(call diffCall, due int) string {
 		e.SetReadDeadline(time.Now().Add(diffPatience))
 	}
 	var waiting sync.WaitGroup
-	if due >= 0 && !e.expired { // for what must not come there is less time
+	if due >= 0 && !e.expired { // after the due bytes nothing may come: less time
 		waiting.Go(func() {
-			_ = testenv.Await(diffPatience, func() error { // else WriteTo's result tells
+			_ = testenv.Await(diffPatience, func() error { // if it fails, WriteTo's result shows that
 				if n := sink.came(); n < int64(due) {
 					return fmt.Errorf("%d of %d bytes have come", n, due)
 				}
@@ -137,11 +137,11 @@ func (e *diffEnd) copyTo(call diffCall, due int) string {
 	return fmt.Sprintf("%d, %s", n, diffCause(err))
 }
 
-// diffSink is a file or a socket.
+// diffSink is a file or a socket into which a copy goes.
 type diffSink struct {
 	w     io.Writer
-	came  func() int64  // how many bytes have
-	close func() []byte // all that have
+	came  func() int64  // returns how many bytes have come
+	close func() []byte // closes the sink, and returns all bytes that have come
 }
 
 func diffSinkOf(network string) (s diffSink, err error) {
@@ -193,7 +193,7 @@ func diffSinkOf(network string) (s diffSink, err error) {
 	return diffSink{to, n.Load, func() []byte { to.Close(); return <-all }}, nil
 }
 
-// writeFile writes by the descriptor of File.
+// writeFile does what Write does, on the descriptor of File.
 func (e *diffEnd) writeFile(size int) string {
 	f, err := e.Conn.(diffTCP).File()
 	if err != nil {
@@ -207,7 +207,7 @@ func (e *diffEnd) writeFile(size int) string {
 	return fmt.Sprintf("%d, %s", n, diffCause(err))
 }
 
-// readFile reads as readAll does, by the descriptor of File.
+// readFile reads as readAll does, on the descriptor of File.
 func (e *diffEnd) readFile(size, due int) string {
 	f, err := e.Conn.(diffTCP).File()
 	if err != nil {
@@ -215,7 +215,7 @@ func (e *diffEnd) readFile(size, due int) string {
 	}
 	defer f.Close()
 	was := e.expired
-	e.expired = true // for readAll: f has a deadline of its own
+	e.expired = true // readAll must set no deadline, as f has its own
 	defer func() { e.expired = was }()
 	n := 0
 	return e.readAll(size, due, func(b []byte) (int, error) {
@@ -233,7 +233,7 @@ func (e *diffEnd) readFile(size, due int) string {
 	})
 }
 
-// diffCause is what is behind an error, of which copies tell more.
+// diffCause formats the cause of an error, because copies wrap it in others.
 func diffCause(err error) string {
 	var errno syscall.Errno
 	switch {

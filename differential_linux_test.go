@@ -28,18 +28,18 @@ var (
 	diffTime  = flag.Duration("diff.time", 5*time.Second, "for how long TestAsTCPDoes begins with further seeds")
 )
 
-// Random calls at both ends have the results that they have on TCP, whatever carries the
-// connection and whenever it moves. Each seed is a sequence of calls, which is made one after the
-// other on a TCP connection of net's, and then on each carrier. A difference is reported with
-// the smallest sequence that shows it; exceptions are those that are documented.
+// Random calls at both ends give the same results as on TCP, whatever carries the connection, and
+// whenever it moves. Each seed is a sequence of calls, which are made one after the other on a TCP
+// connection of package net, and then on each carrier. A difference is reported with the smallest
+// sequence that shows it. Differences that are documented are excepted.
 func TestAsTCPDoes(t *testing.T) {
 	testenv.AsBuilt(t)
 	var next atomic.Uint64
 	var tried, found atomic.Int32
-	const enough = 8 // differences: often all are one
+	const enough = 8 // stop after so many differences: often all have one cause
 	var trying sync.WaitGroup
 	exempt := make([]atomic.Int32, len(diffExceptions))
-	const workers = 8 // most of the time of a sequence is spent waiting for what does not come
+	const workers = 8 // a sequence spends most of its time waiting for bytes that do not come
 	end := time.Now().Add(*diffTime)
 	carriers := diffCarriers()
 	moved := make([]atomic.Int32, len(carriers))
@@ -72,7 +72,7 @@ func TestAsTCPDoes(t *testing.T) {
 	}
 }
 
-// trySeed compares each carrier with the first, which is TCP, and returns how many differ.
+// trySeed compares each carrier with the first one, which is TCP, and returns how many differ.
 func trySeed(t *testing.T, seed uint64, rigs []*diffRig, exempt []atomic.Int32) (found int32) {
 	calls := diffSequence(rand.New(rand.NewPCG(seed, 0)))
 	for _, r := range rigs[1:] {
@@ -84,12 +84,13 @@ func trySeed(t *testing.T, seed uint64, rigs []*diffRig, exempt []atomic.Int32) 
 			t.Errorf("seed %d, %s: %v\n%s", seed, r.carrier.name, d.calls, d)
 			return found + 1
 		}
-		// What differs only without a pause is a matter of time, which it is with TCP as well.
+		// A difference that disappears with pauses between the calls is one of timing, which TCP has as
+		// well.
 		if d = confirmed(rigs[0], r, calls); d == nil {
 			continue
 		}
 		began := time.Now()
-		for i := 0; i < len(d.calls) && time.Since(began) < diffShrinking; { // the smallest
+		for i := 0; i < len(d.calls) && time.Since(began) < diffShrinking; { // looks for the smallest sequence that differs
 			less := slices.Delete(slices.Clone(d.calls), i, i+1)
 			if smaller := confirmed(rigs[0], r, less); smaller != nil {
 				d = smaller
@@ -104,32 +105,32 @@ func trySeed(t *testing.T, seed uint64, rigs []*diffRig, exempt []atomic.Int32) 
 }
 
 const (
-	// diffHangs is the result of a call that has not returned by diffHangTime, several times what
-	// any may wait.
+	// diffHangs is the result of a call that has not returned within diffHangTime, which is several
+	// times what any call may wait.
 	diffHangs    = "hangs"
 	diffHangTime = 30 * time.Second
 
-	// diffShrinking bounds the search for the smallest sequence, where each try may wait for
-	// diffPatience at each of its calls.
+	// diffShrinking bounds the search for the smallest sequence: each try may wait for diffPatience at
+	// each of its calls.
 	diffShrinking = 20 * time.Second
 )
 
-// difference is a result that is another than on TCP.
+// difference is a call whose result differs from that on TCP.
 type difference struct {
 	carrier   diffCarrier
 	calls     []diffCall
-	at        int // which call; the ones behind calls are run's own
+	at        int // the index of the call in all; the calls after calls were added by run
 	call      diffCall
 	got, want string
-	all       []diffCall // those of run as well
-	onTCP     []string   // the results of all; up to at the carrier's are the same, or excepted
+	all       []diffCall // calls, and those that run has added
+	onTCP     []string   // the results of all; before at, those on the carrier are the same or excepted
 }
 
 func (d *difference) String() string {
 	return fmt.Sprintf("call %d, %s: %s; on TCP: %s", d.at, d.call, d.got, d.want)
 }
 
-// confirmed returns a difference that is there each time, with pauses between the calls.
+// confirmed returns a difference that shows in each of several runs with pauses between the calls.
 func confirmed(tcp, r *diffRig, calls []diffCall) (d *difference) {
 	for _, pause := range []time.Duration{3, 30, 300} {
 		if d = compare(tcp, r, calls, pause*time.Millisecond, nil); d == nil {
@@ -140,8 +141,9 @@ func confirmed(tcp, r *diffRig, calls []diffCall) (d *difference) {
 }
 
 // compare makes the calls on TCP and on another carrier, and returns the first difference that is not
-// excepted. Behind an excepted one it goes on, unless that had other bytes: what was read on TCP alone
-// cannot be read any more, and what was written on one alone counts at Close. exempt, if not nil, counts.
+// excepted. After an excepted difference it goes on, unless the numbers of bytes differ: then the later
+// reads differ as well, and at Close it matters that something is unread. If exempt is not nil, it
+// counts the exceptions.
 func compare(tcp, r *diffRig, calls []diffCall, pause time.Duration, exempt []atomic.Int32) *difference {
 	want := tcp.run(calls, nil, pause)
 	got := r.run(calls, want, pause)
@@ -165,7 +167,7 @@ func compare(tcp, r *diffRig, calls []diffCall, pause time.Duration, exempt []at
 	return nil
 }
 
-// diffAtEnd are the calls at the end of a sequence: what is left is read, at all ends.
+// diffAtEnd returns the calls at the end of a sequence, by which both ends read what is left, and close.
 func diffAtEnd(calls []diffCall) (all []diffCall) {
 	for _, what := range []string{"Join", "Read", "Close"} {
 		for end := range 2 * diffConns(calls) {
@@ -175,7 +177,7 @@ func diffAtEnd(calls []diffCall) (all []diffCall) {
 	return all
 }
 
-// diffConns is how many connections calls are made on.
+// diffConns returns on how many connections the calls are made.
 func diffConns(calls []diffCall) (n int) {
 	for _, c := range calls {
 		n = max(n, c.conn()+1)
@@ -183,16 +185,16 @@ func diffConns(calls []diffCall) (n int) {
 	return max(n, 1)
 }
 
-// diffCarrier is what carries connections.
+// diffCarrier is a way to carry connections.
 type diffCarrier struct {
 	name  string
 	lane  lane
-	moves bool // at some call
-	async bool // … while that is under way
+	moves bool // they move at some call
+	async bool // and the call is made while they move
 }
 
-// diffCarriers are TCP, and then those that are compared with it: of shm, or of the device that
-// the tests run on.
+// diffCarriers returns TCP, and then those that are compared with it: carriers of shm, or of the device
+// on which the tests run.
 func diffCarriers() []diffCarrier {
 	by := lane{policy: Require, providers: []string{shm.Name}}
 	if inGuest != "" {
@@ -209,13 +211,13 @@ func diffCarriers() []diffCarrier {
 	}
 }
 
-// diffRig makes connections of a carrier.
+// diffRig makes connections of one carrier.
 type diffRig struct {
 	carrier  diffCarrier
 	listener net.Listener
 	dialer   *Dialer
 	plan     *moving.Plan
-	moved    *atomic.Int32 // connections that have, of the carrier, where it moves them
+	moved    *atomic.Int32 // counts the connections that have moved, if the carrier moves them
 }
 
 func newDiffRig(t *testing.T, c diffCarrier) *diffRig {
@@ -249,12 +251,12 @@ func (r *diffRig) connect() (ends [2]*diffEnd, err error) {
 	return [2]*diffEnd{{Conn: c, out: there, in: back}, {Conn: s, out: back, in: there}}, nil
 }
 
-// diffCall is a call at one of the ends.
+// diffCall is one call at one of the ends.
 type diffCall struct {
-	end  int // 0 and 1 are the ends of a connection, 2 and 3 those of another one beside it
+	end  int // 0 and 1 are the ends of one connection, 2 and 3 those of another
 	what string
 	size int
-	move bool // a connection that moves does it before this call, or meanwhile
+	move bool // a connection that moves does so before this call, or during it
 }
 
 func (c diffCall) conn() int { return c.end / 2 }
@@ -271,11 +273,11 @@ func (c diffCall) String() string {
 	return s
 }
 
-// diffSized are the calls that have a size.
+// diffSized are the names of calls that have a size.
 var diffSized = []string{"Read", "Peek", "RawRead", "ReadBehind", "FileRead", "Write", "WriteTwo", "ReadFrom", "FromFile", "FromTCP", "FromUnix",
 	"Buffers", "Reserve", "RawWrite", "FileWrite"}
 
-// diffSequence is 2 to 7 calls, one time in four on two connections.
+// diffSequence returns 2 to 7 calls, in one of four sequences on two connections.
 func diffSequence(rnd *rand.Rand) (calls []diffCall) {
 	what := []string{"Write", "Write", "WriteTwo", "ReadFrom", "Buffers", "Reserve", "RawWrite",
 		"FromFile", "FromTCP", "FromUnix", "FileWrite", "FileRead", "ToFile", "ToTCP", "ToUnix",
@@ -294,9 +296,8 @@ func diffSequence(rnd *rand.Rand) (calls []diffCall) {
 	return calls
 }
 
-// run makes the calls on new connections, and those at the end, and returns their results. want
-// is what they are on TCP, if that is known: a Read that found nothing there need not wait long
-// here.
+// run makes the calls on new connections, then those of diffAtEnd, and returns the results. want has the
+// results on TCP, if they are known: where a Read has found nothing on TCP, it need not wait long here.
 func (r *diffRig) run(calls []diffCall, want []string, pause time.Duration) (results []string) {
 	var ends []*diffEnd
 	for range diffConns(calls) {
@@ -309,20 +310,21 @@ func (r *diffRig) run(calls []diffCall, want []string, pause time.Duration) (res
 	var moving sync.WaitGroup
 	defer func() {
 		if slices.Contains(results, diffHangs) {
-			return // nothing that may hang as well
+			return // further calls might hang as well
 		}
 		moving.Wait()
 		for _, e := range ends {
 			e.Close()
 		}
 	}()
-	// due is how many bytes a Read finds on TCP before it finds nothing for its time; -1: it does not end so.
+	// due returns how many bytes a Read has found on TCP before it found nothing until its deadline. It
+	// returns -1 if the Read did not end so.
 	due := func() int {
 		i, n := len(results), -1
 		if want != nil && i < len(want) && strings.Contains(want[i], "timeout") {
 			fmt.Sscanf(want[i], "%d,", &n)
 		} else if want == nil {
-			n = 0 // what is in the kernel already, and what must not come
+			n = 0 // bytes that are in the kernel already, or must not come
 		}
 		return n
 	}
@@ -338,7 +340,7 @@ func (r *diffRig) run(calls []diffCall, want []string, pause time.Duration) (res
 				ctx, cancel := context.WithTimeout(context.Background(), diffPatience)
 				defer cancel()
 				h := newconn.HandleOf(ends[2*call.conn()].Conn)
-				if r.plan.Providers[0].Move(ctx, h, r.plan.Settings) == nil { // it may have no sense any more
+				if r.plan.Providers[0].Move(ctx, h, r.plan.Settings) == nil { // after some calls a move is no longer possible
 					r.moved.Add(1)
 				}
 			}
@@ -362,19 +364,19 @@ func (r *diffRig) run(calls []diffCall, want []string, pause time.Duration) (res
 	return results
 }
 
-// diffException is a difference that is known, and documented where it says.
+// diffException is a known difference. Its name tells where it is documented.
 type diffException struct {
 	name string
 	is   func(d *difference) bool
 }
 
-// before reports whether an end has made a call before the one that differs, with success.
+// before reports whether an end has made such a call, with success, before the one that differs.
 func (d *difference) before(end int, what ...string) bool {
 	return d.last(end, d.at, what...) >= 0
 }
 
-// last is the last of such calls before another one that had success, or had it here, where ends
-// that have come already are no error; -1: there was none.
+// last returns the index of the last such call before another one, or -1 if there was none. Only calls
+// that succeeded on TCP count, or failed there because the connection had ended already.
 func (d *difference) last(end, before int, what ...string) int {
 	for i := before - 1; i >= 0; i-- {
 		had := d.onTCP[i] == "<nil>" || strings.Contains(d.onTCP[i], "not connected")
@@ -385,7 +387,7 @@ func (d *difference) last(end, before int, what ...string) int {
 	return -1
 }
 
-// failedOnTCP reports whether a call of the same end before has found a reset on TCP.
+// failedOnTCP reports whether an earlier call of the same end has found a reset on TCP.
 func (d *difference) failedOnTCP() bool {
 	for i, c := range d.all[:d.at] {
 		if c.end == d.call.end && (strings.Contains(d.onTCP[i], "reset by peer") || strings.Contains(d.onTCP[i], "broken pipe")) {
@@ -395,9 +397,9 @@ func (d *difference) failedOnTCP() bool {
 	return false
 }
 
-// reset reports whether the connection of the call that differs was reset before it, as far as
-// its end is concerned: a call there has found that, or the peer's Close was none in order, after
-// SetLinger(0) or with bytes unread.
+// reset reports whether the connection was reset before the call that differs, as its end can know: an
+// earlier call there has found the reset, or the peer's Close was a reset, because of SetLinger(0) or
+// unread bytes.
 func (d *difference) reset() bool {
 	end, peer := d.call.end, d.call.peer()
 	for i, c := range d.all[:d.at] {
@@ -410,12 +412,12 @@ func (d *difference) reset() bool {
 		return false
 	}
 	linger := d.last(peer, closed, "SetLinger0", "SetLinger1")
-	// What a Read has read that waits behind other calls is told by Join, maybe behind Close.
+	// What a background Read has read is only in the result of Join, which may come after Close.
 	return linger >= 0 && d.all[linger].what == "SetLinger0" ||
 		d.written(end, closed) > d.read(peer, len(d.onTCP))
 }
 
-// found reports whether a Read at the same end has found a reset before.
+// found reports whether an earlier Read of the same end has found a reset on TCP.
 func (d *difference) found() bool {
 	for i, c := range d.all[:d.at] {
 		if c.end == d.call.end && (c.on("Read", "Peek", "Join") || c.copiesTo()) && strings.Contains(d.onTCP[i], "reset by peer") {
@@ -425,13 +427,13 @@ func (d *difference) found() bool {
 	return false
 }
 
-// unread reports whether the peer has written what this end had not read before the call that
+// unread reports whether the peer has written bytes that this end has not read before the call that
 // differs.
 func (d *difference) unread() bool {
 	return d.written(d.call.peer(), d.at) > d.read(d.call.end, d.at)
 }
 
-// written and read are how many bytes an end had by the calls before another one.
+// written and read return how many bytes an end has written or read, on TCP, before another call.
 func (d *difference) written(end, before int) int { return d.bytes(end, before, diffCall.writes) }
 func (d *difference) read(end, before int) int    { return d.bytes(end, before, diffCall.reads) }
 
@@ -444,7 +446,7 @@ func (d *difference) bytes(end, before int, which func(diffCall) bool) (n int) {
 	return n
 }
 
-// bytesIn is how many bytes a result tells of, which for WriteTwo is two results.
+// bytesIn returns the number of bytes in a result. A result of WriteTwo has two numbers.
 func bytesIn(result string) (n int) {
 	for _, number := range diffNumber.FindAllStringSubmatch(result, -1) {
 		k, _ := strconv.Atoi(number[1])
@@ -455,7 +457,7 @@ func bytesIn(result string) (n int) {
 
 var diffNumber = regexp.MustCompile(`(\d+), `)
 
-// reads and writes report whether it is a call that reads, or writes.
+// reads and writes report whether the call reads, or writes.
 func (c diffCall) reads() bool {
 	return c.on("Read", "Peek", "RawRead", "FileRead", "Join") || c.copiesTo()
 }
@@ -465,10 +467,10 @@ func (c diffCall) writes() bool {
 func (c diffCall) copiesTo() bool   { return c.on("WriteTo", "ToFile", "ToTCP", "ToUnix") }
 func (c diffCall) copiesFrom() bool { return c.on("ReadFrom", "FromFile", "FromTCP", "FromUnix") }
 
-// on reports whether it is one of these.
+// on reports whether the call has one of these names.
 func (c diffCall) on(what ...string) bool { return slices.Contains(what, c.what) }
 
-// The same of the call that differs.
+// The same for the call that differs.
 func (d *difference) reads() bool            { return d.call.reads() }
 func (d *difference) writes() bool           { return d.call.writes() }
 func (d *difference) on(what ...string) bool { return d.call.on(what...) }
@@ -535,17 +537,17 @@ var diffExceptions = []diffException{
 		return d.carrier.lane.provider == "verbs" && d.writes() && strings.HasSuffix(d.got, "<nil>") && strings.Contains(d.want, "reset by peer")
 	}},
 	{"a reset: TCP may lose bytes that had come before", func(d *difference) bool {
-		reset := strings.Contains(d.want, "reset by peer") || strings.HasSuffix(d.want, "EOF") && d.failedOnTCP() // a Write was told
+		reset := strings.Contains(d.want, "reset by peer") || strings.HasSuffix(d.want, "EOF") && d.failedOnTCP() // a Write has found it
 		if !d.reads() || !reset || bytesIn(d.got) <= bytesIn(d.want) {
 			return false
 		}
-		peer := d.call.peer() // here nothing is lost, and if it has closed in order, it is the end that is found
+		peer := d.call.peer() // on the carrier no byte is lost, and after a Close in order the Read finds the end
 		all := d.read(d.call.end, d.at)+bytesIn(d.got) == d.written(peer, d.at)
 		return strings.Contains(d.got, "reset by peer") || strings.HasSuffix(d.got, "EOF") && all && d.before(peer, "Close")
 	}},
 }
 
-// exception returns which exception a difference is; -1: none.
+// exception returns the index of the exception that covers the difference, or -1.
 func (d *difference) exception() int {
 	return slices.IndexFunc(diffExceptions, func(e diffException) bool { return e.is(d) })
 }

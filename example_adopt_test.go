@@ -14,8 +14,8 @@ import (
 	"github.com/sanconn/san"
 )
 
-// A server that systemd has started with a socket (descriptor 3), and that ends when its
-// successor, which has the same socket, is there.
+// A server that systemd has started with a socket (descriptor 3). It ends when its successor, which has
+// the same socket, has started.
 func ExampleListenConfig_Adopt() {
 	inherited, err := net.FileListener(os.NewFile(3, "listener"))
 	if err != nil {
@@ -35,7 +35,8 @@ func ExampleListenConfig_Adopt() {
 	if err := server.Serve(l); !errors.Is(err, net.ErrClosed) {
 		log.Fatal(err)
 	}
-	// All that had come is accepted. Shutdown drops requests that are not read yet.
+	// First, all connections that had come are accepted. Shutdown drops those whose requests are not
+	// read yet.
 	time.Sleep(time.Second)
 	if err := server.Shutdown(context.Background()); err != nil {
 		log.Fatal(err)

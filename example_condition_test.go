@@ -9,8 +9,8 @@ import (
 	"github.com/sanconn/san"
 )
 
-// A server whose connections share memory with processes of its own user alone. Those of
-// others are served by TCP.
+// A server that shares memory only with processes of its own user. Connections of other users stay on
+// TCP.
 func ExampleListenConfig_condition() {
 	lc := san.ListenConfig{Condition: func(o san.MoveProposal) error {
 		if o.Provider == "shm" && o.UID != int64(os.Geteuid()) {

@@ -15,7 +15,7 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// echo returns the address of a server that sends back what it gets.
+// echo starts a server that echoes, and returns its address.
 func echo() (address string, stop func() error) {
 	l, err := san.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -58,7 +58,7 @@ func ExampleListen() {
 	}
 	defer l.Close()
 	go func() {
-		require := san.Dialer{Policy: san.Require} // not one byte by TCP
+		require := san.Dialer{Policy: san.Require} // no byte may go by TCP
 		for _, dial := range []func(network, address string) (net.Conn, error){require.Dial, net.Dial} {
 			c, err := dial("tcp", l.Addr().String())
 			if err != nil {
@@ -95,7 +95,7 @@ func Example_http() {
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			fmt.Fprintln(w, "you came by", san.InfoOf(r.Context().Value(key{}).(net.Conn)).Provider)
 		}),
-		// Only to know how a client came; a server needs none of it.
+		// Only to know what carries a client's connection; a server does not need it.
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, key{}, c)
 		},
@@ -132,13 +132,13 @@ func ExampleInfoOf() {
 	address, stop := echo() // one with it
 	defer stop()
 
-	dialer := san.Dialer{Options: sanconn.Options{MoveAtOnce: true}} // and not when it pays
+	dialer := san.Dialer{Options: sanconn.Options{MoveAtOnce: true}} // at once, instead of when it pays
 	for _, address := range []string{address, plain.Addr().String()} {
 		c, err := dialer.Dial("tcp", address)
 		if err != nil {
 			log.Fatal(err)
 		}
-		for san.InfoOf(c).Fallback == san.ReasonUnused { // it moves in the background, which no event tells
+		for san.InfoOf(c).Fallback == san.ReasonUnused { // it moves in the background, and no event reports that
 			time.Sleep(time.Millisecond)
 		}
 		info := san.InfoOf(c)
@@ -150,7 +150,7 @@ func ExampleInfoOf() {
 	// tcp, fallback: no SAN listener
 }
 
-// Counters of the process, and of one connection over a SAN.
+// The counters of the process, and those of one connection over a SAN.
 func ExampleStats() {
 	address, stop := echo()
 	defer stop()
@@ -167,7 +167,7 @@ func ExampleStats() {
 
 	after := san.Stats()
 	fmt.Println("moved to shm:", after.Dialed["shm"]-before.Dialed["shm"])
-	if s, ok := c.(*sanconn.Conn); ok { // not net's own
+	if s, ok := c.(*sanconn.Conn); ok { // it could also be a connection of net's own
 		fmt.Println("sent:", s.Stats().BytesSent, "by TCP:", s.Stats().TCPBytesSent)
 	}
 	// Output:
@@ -175,7 +175,7 @@ func ExampleStats() {
 	// sent: 4 by TCP: 0
 }
 
-// What would carry a connection to a destination, and why not the others.
+// What would carry a connection to a destination, and why other providers would not.
 func ExampleDialer_Explain() {
 	plain, err := net.Listen("tcp", "127.0.0.1:0") // a server without package san
 	if err != nil {

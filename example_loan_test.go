@@ -9,7 +9,7 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// A line is made in the memory that the connection sends from, and read where it has
+// A line is written into the memory that the connection sends from, and read in the memory where it has
 // arrived: neither end has a buffer of its own.
 func Example_lentMemory() {
 	l, err := san.Listen("tcp", "127.0.0.1:0")
@@ -24,7 +24,7 @@ func Example_lentMemory() {
 		}
 		defer c.Close()
 		conn, ok := c.(*sanconn.Conn)
-		if !ok { // net's own has nothing to lend
+		if !ok { // a connection of net's own has nothing to lend
 			fmt.Fprintln(c, "made in place")
 			return
 		}

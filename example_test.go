@@ -10,14 +10,13 @@ import (
 	"github.com/sanconn/san/regcache"
 )
 
-// Over verbs, large Writes and Reads move between the device and the program's
-// own slices. Slices of Go's heap, and variables, are registered with the device
-// when they are used for the second to ninth time, and stay so while they live.
-// Nothing has to be done for it; a program that makes its buffers once gains most.
+// Over verbs, the bytes of large Writes and Reads move between the device and the program's own slices.
+// Slices of Go's heap, and variables, are registered with the device when they are used for the second to
+// ninth time, and stay registered while they are reachable. The program need not do anything for that, but
+// should make its buffers once and use them again.
 //
-// Two kinds of memory need a call: buffers that are
-// registered from the start, and memory that it has mapped, which is copied
-// unless the mapping is declared to stay.
+// Two kinds of memory need a call: buffers that are registered from the start, and memory that the program
+// has mapped, which is copied unless the mapping is declared to stay.
 func Example_buffers() {
 	l, err := san.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -49,7 +48,7 @@ func Example_buffers() {
 	buffer.ReadFrom(strings.NewReader("what a file has to say"))
 	buffer.WriteTo(c)
 
-	mapped := make([]byte, 1<<20) // by unix.Mmap, say
+	mapped := make([]byte, 1<<20) // for example from unix.Mmap
 	stable, err := regcache.Declare(mapped)
 	if err != nil {
 		log.Fatal(err)
@@ -63,7 +62,7 @@ func Example_buffers() {
 	answer, _ := io.ReadAll(c)
 	fmt.Print(string(answer))
 
-	// What the caches of all connections did: hits, misses, what is pinned.
+	// What the caches of all connections have done: hits, misses, and what is registered now.
 	fmt.Println(regcache.DefaultBudget().Stats().Refused, "refused")
 	// Output:
 	// 1048598 bytes

@@ -17,7 +17,7 @@ import (
 
 func TestExplain(t *testing.T) {
 	onlyShm(t)
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // what is left open is not closed as it is forgotten
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the collector must not close what Explain has left open
 	withSAN := serve(t, &ListenConfig{}, "127.0.0.1:0", 0).Addr().String()
 	plain := acceptsPlainly(t).Addr().String()
 	nobody := freePort(t)
@@ -77,7 +77,7 @@ func TestExplain(t *testing.T) {
 			if chosen != tt.chosen {
 				t.Errorf("chosen is %q, want %q", chosen, tt.chosen)
 			}
-			testenv.Eventually(t, testTimeout, func() error { // the server's ends as well
+			testenv.Eventually(t, testTimeout, func() error { // also at the server's ends
 				if n := Stats().Open[shm.Name]; n != before {
 					return fmt.Errorf("%d are open, %d before", n, before)
 				}
@@ -96,7 +96,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// A connection that could not be made for a provider is told as what that has: an *Unavailable.
+// If no connection can be made for a provider, the provider's outcome is that error, as an *Unavailable.
 func TestExplainOfADialThatFails(t *testing.T) {
 	var dials atomic.Int32
 	d := Dialer{NetDialer: net.Dialer{Control: func(string, string, syscall.RawConn) error {
@@ -120,7 +120,7 @@ func TestExplainOfADialThatFails(t *testing.T) {
 	}
 }
 
-// acceptsPlainly is a listener without this package, whose connections are accepted.
+// acceptsPlainly returns a listener of package net whose connections are accepted.
 func acceptsPlainly(t testing.TB) *net.TCPListener {
 	t.Helper()
 	l := plainListen(t, "127.0.0.1:0")

@@ -22,8 +22,8 @@ import (
 
 func init() { roles["echo"] = roleEcho }
 
-// roleEcho goes on with a connection that it gets as descriptor 3, or by it, and sends back what
-// comes.
+// roleEcho takes over a connection whose descriptor it inherits as 3, or gets by a message on descriptor
+// 3, and echoes.
 func roleEcho(lane) error {
 	f := os.NewFile(3, "connection")
 	if os.Getenv(envName) == "message" {
@@ -55,8 +55,8 @@ func roleEcho(lane) error {
 	return c.Close()
 }
 
-// A connection's descriptor is passed to another process, before and after it has moved, with
-// bytes unread or not. There the connection goes on without a wrong byte, and moves again.
+// A connection's descriptor is passed to another process, before and after it has moved, with and
+// without unread bytes. There the connection goes on, no byte is wrong, and it moves again.
 func TestConnectionIsPassedOn(t *testing.T) {
 	onlyShm(t)
 	for _, how := range []string{"inherited", "message"} {
@@ -123,7 +123,7 @@ func passOn(t *testing.T, how string, dialed, moved bool, unread int) {
 		t.Fatal(err)
 	}
 	wantPositions(t, got, 0)
-	waitFor(t, "it moves", func() bool { // a try that has failed is followed by more use, however long it takes
+	waitFor(t, "it moves", func() bool { // an attempt that has failed is repeated after more use
 		for n := 0; n < firstTurns && InfoOf(c).Provider != shm.Name; n++ {
 			send(t, c, c, "more")
 		}
@@ -139,7 +139,8 @@ func passOn(t *testing.T, how string, dialed, moved bool, unread int) {
 	}
 }
 
-// Both ends of a connection are passed on, and try to move it: one after the other.
+// The descriptors of both ends are passed on, one after the other, and both new owners try to move the
+// connection.
 func TestBothEndsArePassedOn(t *testing.T) {
 	tries := countAttempts(t)
 	for range amount(20, 3) {
@@ -164,7 +165,7 @@ func TestBothEndsArePassedOn(t *testing.T) {
 			send(t, ends[0], ends[1], "there")
 			send(t, ends[1], ends[0], "and back")
 		}
-		for range firstTurns + 4 { // after a first try that failed it takes four times as many
+		for range firstTurns + 4 { // after a first attempt that failed, it takes four times as many
 			use()
 		}
 		waitFor(t, "a move", func() bool {
@@ -176,8 +177,8 @@ func TestBothEndsArePassedOn(t *testing.T) {
 	}
 }
 
-// A stream that was ended by the descriptor, before that was passed on or by Control, ends in one
-// direction: the connection does not move, and its peer finds the end.
+// One direction of a stream was ended on the descriptor, before that was passed on, or in Control: the
+// connection does not move, and its peer finds the end of the stream.
 func TestStreamEndedByDescriptor(t *testing.T) {
 	onlyShm(t)
 	for _, passed := range []bool{true, false} {
@@ -207,14 +208,14 @@ func endByDescriptor(t *testing.T, passed, dialed bool, how int) {
 	if passed {
 		end = passedOn(t, end)
 	}
-	from, to, ended := peer, end, peer // of the direction that goes on, and who reads the other one
+	from, to, ended := peer, end, peer // from and to: the direction that goes on; ended: the end that reads the other one
 	if how == unix.SHUT_RD {
 		from, to, ended = end, peer, end
 	}
-	for range 2 * firstTurns { // before it moves behind Control, and beyond
+	for range 2 * firstTurns { // more than enough to move after Control
 		send(t, from, to, string(make([]byte, 64<<10)))
 	}
-	mover := peer // or would
+	mover := peer // the end that would move it
 	if dialed {
 		mover = end
 	}
@@ -226,8 +227,8 @@ func endByDescriptor(t *testing.T, passed, dialed bool, how int) {
 	}
 }
 
-// Urgent data that is unread has the kernel's count of bytes too large when a descriptor is passed
-// on. Such a connection does not move, since it would do so at the wrong position.
+// If urgent data is unread when a descriptor is passed on, the kernel's count of bytes is too large.
+// Such a connection does not move, because it would do so at the wrong position.
 func TestPassedOnWithUrgentData(t *testing.T) {
 	onlyShm(t)
 	l := plainListen(t, "127.0.0.1:0")
@@ -263,7 +264,7 @@ func TestPassedOnWithUrgentData(t *testing.T) {
 	send(t, b, a, "and back")
 }
 
-// passedOn is what a connection is behind File and FileConn.
+// passedOn returns what FileConn makes of a connection's File.
 func passedOn(t *testing.T, c interface {
 	File() (*os.File, error)
 	Close() error
@@ -283,7 +284,7 @@ func passedOn(t *testing.T, c interface {
 	return n.(*sanconn.Conn)
 }
 
-// startPassed starts a process that gets a descriptor.
+// startPassed starts a process, and passes it a descriptor.
 func startPassed(t *testing.T, how string, f *os.File) *process {
 	t.Helper()
 	with := func(f *os.File) *process {
@@ -309,8 +310,8 @@ func startPassed(t *testing.T, how string, f *os.File) *process {
 	return p
 }
 
-// Whichever end of a connection is passed on, it counts as not used enough before it has been used,
-// and as one that its dialer has not moved when nobody was found at the other end.
+// The reason of a connection that was passed on, whichever its end: before it is used, that it was not
+// used enough; after an attempt that has found nobody at the other end, that its peer is plain.
 func TestReasonOfAConnectionThatIsPassedOn(t *testing.T) {
 	onlyShm(t)
 	for _, end := range []string{"accepted", "dialed"} {
@@ -328,7 +329,7 @@ func TestReasonOfAConnectionThatIsPassedOn(t *testing.T) {
 	}
 }
 
-// So it does where an attempt before has failed for another reason.
+// The same holds if an earlier attempt has failed for another reason.
 func TestReasonBehindAnAttemptThatWasLate(t *testing.T) {
 	var tries atomic.Int32
 	useProviders(t, watched{byShm, func(move func() error) error {
@@ -344,7 +345,7 @@ func TestReasonBehindAnAttemptThatWasLate(t *testing.T) {
 	wantStaysByUse(t, c, peer, ReasonPeerPlain)
 }
 
-// What is no TCP connection is what net makes of it.
+// For descriptors of other networks than TCP, FileConn returns what net.FileConn does.
 func TestFileConnOfOthers(t *testing.T) {
 	path := t.TempDir() + "/socket"
 	l, err := net.Listen("unix", path)
@@ -375,8 +376,8 @@ func TestFileConnOfOthers(t *testing.T) {
 	}
 }
 
-// A framework that takes the descriptor for its own event loop, as gnet does, has all bytes on
-// it, whether it asks before the connection has moved or later. So it may at both ends at once.
+// A framework that takes the descriptor for its own event loop, as gnet does, gets all bytes on it,
+// whether it takes it before or after the move. Both ends may do so at the same time.
 func TestDescriptorIsUsed(t *testing.T) {
 	onlyShm(t)
 	for _, after := range []bool{false, true} {
@@ -390,7 +391,8 @@ func TestDescriptorIsUsed(t *testing.T) {
 					wantMoved(t, s, shm.Name)
 				}
 				const text = "to be read by the descriptor"
-				// What has come to an end that goes back because its peer does stays in its memory.
+				// If an end goes back to TCP because its peer does, bytes that have come stay in the
+				// end's memory.
 				if ends != "both" {
 					io.WriteString(c, text)
 				}
@@ -447,7 +449,7 @@ func TestDescriptorIsUsed(t *testing.T) {
 					}
 					wantProvider(t, reader, providerTCP)
 				}
-				newconn.HandleOf(c).CallUse(0) // it stays
+				newconn.HandleOf(c).CallUse(0) // it must stay on TCP
 				send(t, c, s, "and on")
 				send(t, s, c, "and on")
 				wantProvider(t, c, providerTCP)
@@ -456,8 +458,8 @@ func TestDescriptorIsUsed(t *testing.T) {
 	}
 }
 
-// readWhenReady reads a descriptor as an event loop does: once poll has found something, and not just
-// been interrupted by a signal, as the runtime sends them.
+// readWhenReady reads a descriptor as an event loop does: after poll has found it readable, and not
+// after poll was interrupted by one of the runtime's signals.
 func readWhenReady(fd int, b []byte) (int, error) {
 	for end := time.Now().Add(testTimeout); ; {
 		unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(testTimeout.Milliseconds()))
@@ -467,14 +469,14 @@ func readWhenReady(fd int, b []byte) (int, error) {
 	}
 }
 
-// An event loop that has an accepted connection's descriptor by Control, and gets to it late, finds
-// all that has been sent meanwhile, however soon the dialer would move.
+// An event loop that gets an accepted connection's descriptor by Control, and is late, finds all that
+// was sent in the meantime, even if the dialer wants to move at once.
 func TestDescriptorIsUsedLate(t *testing.T) {
 	onlyShm(t)
 	for _, atOnce := range []bool{false, true} {
 		t.Run(fmt.Sprint("at once ", atOnce), func(t *testing.T) {
 			l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
-			tcp, err := net.Dial("tcp", l.Addr().String()) // nobody moves it before Control
+			tcp, err := net.Dial("tcp", l.Addr().String()) // a plain connection: nobody may move it before Control
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -518,7 +520,7 @@ func TestDescriptorIsUsedLate(t *testing.T) {
 	}
 }
 
-// Who has passed a connection's descriptor on need not have closed its own.
+// A process that has passed a connection's descriptor on need not have closed its own.
 func TestConnectionIsPassedOnAndKept(t *testing.T) {
 	onlyShm(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
@@ -531,6 +533,6 @@ func TestConnectionIsPassedOnAndKept(t *testing.T) {
 	p := startPassed(t, "inherited", f)
 	f.Close()
 	p.line(t)
-	wantMovedByUse(t, c, c, shm.Name) // which comes back from there
+	wantMovedByUse(t, c, c, shm.Name) // the other process echoes
 	s.Close()
 }

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// answering returns a resolver that knows only the given hosts. Its DNS server is at the
-// other end of a pipe.
+// answering returns a resolver that knows only the given hosts. Its DNS server is at the other end of a
+// pipe.
 func answering(t testing.TB, hosts map[string][]string) *net.Resolver {
 	return &net.Resolver{
 		PreferGo: true,

@@ -17,22 +17,23 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// fakeName is the name of the tests' provider, which needs no kernel and behaves as the
-// test has set it to.
+// fakeName is the name of the tests' provider, which needs no kernel support and behaves as a test sets
+// it.
 const fakeName = "fake"
 
-// fake is a provider over in-memory endpoints. It finds the acceptors of this process.
+// fake is a provider over in-memory endpoints. It finds acceptors of this process only.
 type fake struct {
-	// fail, if not nil, is called before a move; its error is the move's.
+	// fail, if not nil, is called before a move. If it returns an error, the move fails with that.
 	fail func(ctx context.Context) error
-	// refuse, if not nil, is why listeners do without it.
+	// refuse, if not nil, is the error for which listeners do without this provider.
 	refuse error
-	called string // its name, if that is not fakeName
-	// impostor, if not nil, is why its answers are not from the connection's other end.
+	called string // its name; "": fakeName
+	// impostor, if not nil, is the error with which the check fails that answers come from the
+	// connection's other end.
 	impostor error
 
 	mu    sync.Mutex // guards what follows
-	moves int        // that were tried
+	moves int        // how many were tried
 }
 
 // useFake makes f the only provider of the process for the rest of the test.
@@ -57,7 +58,7 @@ func useProviders(t *testing.T, providers ...moving.Provider) {
 // byShm is the provider of shared memory.
 var byShm = moving.Registry[0]
 
-// watched is a provider of which a test sees each attempt to move.
+// watched is a provider that calls a function of the test for each attempt to move.
 type watched struct {
 	moving.Provider
 	around func(move func() error) error
@@ -67,7 +68,7 @@ func (w watched) Move(ctx context.Context, h newconn.Handle, s moving.Settings) 
 	return w.around(func() error { return w.Provider.Move(ctx, h, s) })
 }
 
-// onlyShm makes shared memory the only provider, in the guest too.
+// onlyShm makes shared memory the only provider, also in the guest.
 func onlyShm(t *testing.T) { useProviders(t, byShm) }
 
 func (f *fake) Name() string {
@@ -119,7 +120,7 @@ func (f *fake) Move(ctx context.Context, h newconn.Handle, s moving.Settings) er
 	return moving.Propose(ctx, here, s.Session, h, offered, func(hello.Answer) error { return f.impostor })
 }
 
-// tried returns how many moves came as far as the provider.
+// tried returns how many moves have reached the provider.
 func (f *fake) tried() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

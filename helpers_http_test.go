@@ -19,7 +19,7 @@ type web struct {
 	client *http.Client
 }
 
-// httpKinds are the protocols that net/http speaks over a net.Conn.
+// httpKinds are net/http's protocols over a net.Conn.
 var httpKinds = []struct {
 	name  string
 	proto string
@@ -76,7 +76,7 @@ func startWeb(t *testing.T, l lane, proto string, withTLS bool, h http.Handler, 
 	tr := client.Transport.(*http.Transport)
 	tr.Protocols = &protocols
 	if withTLS && l.host != "" {
-		tr.TLSClientConfig.ServerName = "example.com" // httptest's certificate has loopback addresses alone
+		tr.TLSClientConfig.ServerName = "example.com" // of addresses, its certificate has only loopback
 	}
 	dialer := l.dialer()
 	tr.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -94,8 +94,8 @@ func startWeb(t *testing.T, l lane, proto string, withTLS bool, h http.Handler, 
 	return &web{s, client}
 }
 
-// serverLog collects what a server logs, mostly about clients that went away, and shows it
-// if the test fails.
+// serverLog collects a server's log, which is mostly about clients that went away, and shows it if the
+// test fails.
 func serverLog(t *testing.T) *log.Logger {
 	var mu sync.Mutex
 	var lines bytes.Buffer
@@ -117,7 +117,7 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// stream is a body of the given length in which each byte tells its position.
+// stream is a body of a given length in which each byte depends on its position.
 type stream struct{ at, end int }
 
 func (s *stream) Read(p []byte) (int, error) {

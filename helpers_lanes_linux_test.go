@@ -9,8 +9,8 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// systemLanes are the lanes over the kernel's own means or, in a guest (test/guest) with
-// RDMA devices, over those.
+// systemLanes are the lanes over what this kernel has or, in a guest (test/guest) with RDMA devices,
+// over these.
 var systemLanes = sync.OnceValue(func() []lane {
 	if inGuest != "" {
 		return verbsLanes(inGuest)
@@ -18,7 +18,7 @@ var systemLanes = sync.OnceValue(func() []lane {
 	return shmLanes
 })()
 
-// sanLanes are those on which all bytes go by a SAN.
+// sanLanes are the lanes on which all bytes go by a SAN.
 var sanLanes = func() (sans []lane) {
 	for _, l := range systemLanes {
 		if !l.moving {
@@ -28,8 +28,8 @@ var sanLanes = func() (sans []lane) {
 	return sans
 }()
 
-// verbsLanes go from one end of the guest's cable to the other, by the send buffer alone,
-// with and without RDMA read, and with RDMA read alone.
+// verbsLanes connect one end of the guest's cable with the other: with the send buffer only, with RDMA
+// read in addition, and with RDMA read only.
 func verbsLanes(dev string) []lane {
 	host := map[string]string{"rxe": "10.8.0.2", "siw": "10.8.1.2", hwsim.Lane: "127.0.0.1"}[dev]
 	host6 := map[string]string{"rxe": "fd08::2", "siw": "fd08:1::2"}[dev]
@@ -39,7 +39,7 @@ func verbsLanes(dev string) []lane {
 	}
 	spare := func(l lane) lane { l.spare = true; return l }
 	withoutRead := with("verbs without RDMA read", host, sanconn.Options{Threshold: 4 << 10, Disable: session.FeatureRDMARead})
-	withoutRead.spare = dev != hwsim.Lane // the guest's drivers run it in the provider's tests
+	withoutRead.spare = dev != hwsim.Lane // for the guest's drivers, the provider's tests run it
 	moving := with("verbs, moving", host, sanconn.Options{})
 	moving.policy, moving.moving = Prefer, true
 	return []lane{

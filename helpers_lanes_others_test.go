@@ -2,5 +2,5 @@
 
 package san
 
-// systemLanes: there is no SAN on this system.
+// systemLanes is empty, because there is no SAN on this system.
 var systemLanes, sanLanes []lane

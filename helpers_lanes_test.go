@@ -12,29 +12,29 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// lane is a way to carry bytes. The same tests run on each.
+// lane is a way to carry bytes. The same tests run on each lane.
 type lane struct {
 	name      string
-	provider  string // by which all bytes go, but in the moving lane
+	provider  string // what carries all bytes, except in the moving lane
 	policy    Policy
 	providers []string
 	options   sanconn.Options
-	host      string // listened on; "": 127.0.0.1
+	host      string // where tests listen; "": 127.0.0.1
 
 	// moving connections begin on TCP, and move to provider in the middle of their use.
 	moving bool
 
-	// spare: what it has of its own, the provider's tests have, too. A short run goes without.
+	// spare: the provider's tests cover what is special about the lane, so a short run leaves it out.
 	spare bool
 }
 
-// here is an address to listen on.
+// here returns an address to listen on.
 func (l lane) here() string { return net.JoinHostPort(cmp.Or(l.host, "127.0.0.1"), "0") }
 
 var lanes = append(systemLanes[:len(systemLanes):len(systemLanes)], tcpLanes()...)
 
-// tcpLanes are those on which nothing moves. In a guest they show nothing that they do not
-// show elsewhere.
+// tcpLanes are the lanes on which nothing moves. They are not run in a guest, where they would show
+// nothing new.
 func tcpLanes() []lane {
 	if testenv.Device() != "" {
 		return nil
@@ -42,14 +42,13 @@ func tcpLanes() []lane {
 	return []lane{tcpInConn, plainTCP}
 }
 
-// plainTCP has to pass as well: otherwise a test demands more than TCP gives.
+// plainTCP is net's own TCP. A test that fails on it demands more than TCP gives.
 var plainTCP = lane{name: "tcp", provider: providerTCP, policy: Never}
 
-// tcpInConn are connections of this package that have not moved yet: no test uses one as much
-// as it takes.
+// tcpInConn are connections of this package that have not moved. No test uses one so much that it would.
 var tcpInConn = lane{name: "tcp in a Conn", provider: providerTCP, policy: Prefer}
 
-// eachLane runs a test on every lane.
+// eachLane runs a test on each lane.
 func eachLane(t *testing.T, test func(t *testing.T, l lane)) {
 	for _, l := range lanes {
 		if l.skipped() {
@@ -59,7 +58,7 @@ func eachLane(t *testing.T, test func(t *testing.T, l lane)) {
 	}
 }
 
-// skipped reports whether this run goes without the lane.
+// skipped reports whether this run leaves the lane out.
 func (l lane) skipped() bool { return l.spare && testing.Short() }
 
 func (l lane) dialer() *Dialer {
@@ -71,7 +70,7 @@ func (l lane) listen(t testing.TB, address string) *Listener {
 	return mustListen(t, &ListenConfig{Policy: l.policy, Providers: l.providers, Options: l.options}, "tcp", address)
 }
 
-// begin makes a connection that was dialed what the lane says.
+// begin sets after how much use a dialed connection moves: on the moving lane soon, on tcpInConn never.
 func (l lane) begin(c net.Conn) {
 	sc, ok := c.(*sanconn.Conn)
 	switch {
@@ -83,8 +82,8 @@ func (l lane) begin(c net.Conn) {
 	}
 }
 
-// usesOfLane are for how many bytes connections of the moving lane are used before they move:
-// one, or as many as are in the middle of a large Write.
+// usesOfLane are the numbers of bytes after which connections of the moving lane move: from one byte to
+// so many that it happens in the middle of a large Write.
 var usesOfLane = uses{rnd: rand.New(rand.NewPCG(1, 1))}
 
 type uses struct {
@@ -98,7 +97,7 @@ func (u *uses) next() int64 {
 	return 1 << u.rnd.IntN(20)
 }
 
-// carries checks by what a connection of the lane goes, as far as that is certain.
+// carries checks what carries a connection of the lane, if that is certain.
 func (l lane) carries(t testing.TB, c net.Conn) {
 	t.Helper()
 	if !l.moving {
@@ -106,7 +105,7 @@ func (l lane) carries(t testing.TB, c net.Conn) {
 	}
 }
 
-// pipe is a connection of the lane: the dialer's end and the acceptor's.
+// pipe returns the dialer's and the acceptor's end of a new connection of the lane.
 func (l lane) pipe(t testing.TB) (client, server net.Conn) {
 	t.Helper()
 	ln := l.listen(t, l.here())
@@ -118,7 +117,7 @@ func (l lane) pipe(t testing.TB) (client, server net.Conn) {
 	return client, server
 }
 
-// sanPipe is pipe where it is known to be no connection of net's.
+// sanPipe is pipe for lanes whose connections are never net's own.
 func (l lane) sanPipe(t testing.TB) (client, server *sanconn.Conn) {
 	t.Helper()
 	c, s := l.pipe(t)

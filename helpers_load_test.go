@@ -12,25 +12,25 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// loadDialers is how many goroutines dial at a time.
+// loadDialers is how many goroutines dial at the same time.
 const loadDialers = 4
 
-// load dials without a break. Every connection has to be made, and answered by one byte:
-// the name of the listener that has accepted it.
+// load dials without pause. Each connection has to be made, and answered by one byte: the name of the
+// listener that has accepted it.
 type load struct {
 	done    atomic.Bool
 	dialing sync.WaitGroup
 
 	mu       sync.Mutex // guards what follows
 	answered map[answeredBy]int
-	stayed   map[string]int // on TCP, by reason
-	failed   error          // the first
+	stayed   map[string]int // number of connections on TCP, by reason
+	failed   error          // the first error
 }
 
 type answeredBy struct {
 	provider string
 	name     byte
-	why      string // it is on TCP; not in load's map
+	why      string // the reason if it is on TCP; not used in load's map
 }
 
 func startLoad(t *testing.T, d *Dialer, address string) *load {
@@ -65,8 +65,8 @@ func startLoad(t *testing.T, d *Dialer, address string) *load {
 	return l
 }
 
-// exchange makes one connection, and returns who answers, and by which provider once the
-// connection has moved, or does not. Both ends have to be carried by that.
+// exchange makes one connection. It returns the listener that answers, and the provider once the
+// connection has moved, or will not move. Both ends must have that provider.
 func exchange(d *Dialer, address string) (by answeredBy, err error) {
 	c, err := d.Dial("tcp", address)
 	if err != nil {
@@ -96,13 +96,13 @@ func exchange(d *Dialer, address string) (by answeredBy, err error) {
 	return by, err
 }
 
-// isUndecided reports whether a connection is neither on a SAN nor has a reason not to be.
+// isUndecided reports whether a connection has not moved, and has no reason to stay on TCP yet.
 func isUndecided(c net.Conn) bool {
 	info := InfoOf(c)
 	return info.Provider == providerTCP && info.Fallback == ReasonUnused
 }
 
-// decided waits until a connection is not undecided any more.
+// decided waits until a connection is no longer undecided.
 func decided(c net.Conn) error {
 	return testenv.Await(testTimeout, func() error {
 		if isUndecided(c) {
@@ -112,7 +112,7 @@ func decided(c net.Conn) error {
 	})
 }
 
-// ask makes a turn.
+// ask sends a byte, and returns the answer.
 func ask(c net.Conn) (name byte, err error) { return turn(c, 0) }
 
 func turn(c net.Conn, question byte) (answer byte, err error) {
@@ -126,11 +126,11 @@ func turn(c net.Conn, question byte) (answer byte, err error) {
 	return b[0], err
 }
 
-// askCarrier is the question by what the acceptor's end goes.
+// askCarrier asks for the provider of the acceptor's end.
 const askCarrier = '?'
 
-// carriedAtBothEnds waits until both ends of a connection that reply serves are carried by the
-// same, and returns what this one is carried by: one may take its last step later.
+// carriedAtBothEnds waits until both ends of a connection that reply serves have the same provider, as
+// one end may finish its move later, and returns this end's Info.
 func carriedAtBothEnds(c net.Conn) (info Info, err error) {
 	var failed error
 	err = testenv.Await(testTimeout/2, func() error {
@@ -144,7 +144,7 @@ func carriedAtBothEnds(c net.Conn) (info Info, err error) {
 	return info, cmp.Or(failed, err)
 }
 
-// wantCarried wants both ends of such a connection carried by a provider.
+// wantCarried checks that a provider carries both ends of such a connection.
 func wantCarried(t testing.TB, c net.Conn, provider string) {
 	t.Helper()
 	if info, err := carriedAtBothEnds(c); err != nil || info.Provider != provider {
@@ -152,14 +152,14 @@ func wantCarried(t testing.TB, c net.Conn, provider string) {
 	}
 }
 
-// count is how many connections one listener has answered by a provider.
+// count returns how many connections one listener has answered over a provider.
 func (l *load) count(provider string, name byte) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.answered[answeredBy{provider: provider, name: name}]
 }
 
-// wantMore waits until a listener has answered some more connections by a provider.
+// wantMore waits until a listener has answered some more connections over a provider.
 func (l *load) wantMore(t *testing.T, provider string, name byte) {
 	t.Helper()
 	const some = 10
@@ -182,8 +182,8 @@ func (l *load) end() {
 	l.dialing.Wait()
 }
 
-// reply serves connections until Accept fails, each byte by one, and waits for them. It answers
-// askCarrier by the first letter of its provider, and all else by its name.
+// reply serves connections until Accept fails, and waits for their end. It answers each byte by one:
+// askCarrier by the first letter of the provider, all others by its name.
 func reply(l net.Listener, name byte) {
 	var serving sync.WaitGroup
 	defer serving.Wait()

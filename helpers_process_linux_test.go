@@ -17,10 +17,10 @@ import (
 	"github.com/sanconn/san/provider/shm"
 )
 
-// nobody is another user than the tests'.
+// nobody is a user other than the tests'.
 const nobody = 65534
 
-// envName is what a process of the role answers.
+// envName has the name with which a process of the role answers.
 const envName = "SAN_TEST_NAME"
 
 func init() {
@@ -32,8 +32,8 @@ func init() {
 // moves is the lane of processes whose connections move as soon as they are accepted.
 var moves = lane{name: "moves", provider: shm.Name, policy: Prefer, providers: []string{shm.Name}}
 
-// roleServe answers by its name on the listener that it gets as descriptor 3, or on one that it
-// makes itself of the address, until SIGTERM. Then it goes on with the connections that it has.
+// roleServe answers with its name until SIGTERM. Its listener is descriptor 3, or one that it makes at
+// the address. After SIGTERM it goes on with the connections that it has.
 func roleServe(l lane) error {
 	var ln *Listener
 	if address := os.Getenv(envAddr); address != "" {
@@ -86,8 +86,8 @@ func startServer(t testing.TB, tcp *net.TCPListener, name byte, change ...func(*
 	return p
 }
 
-// asNobody has a command run by another user, by way of /proc, as the folder of the binary
-// may be root's alone.
+// asNobody makes another user run a command. It does so through /proc, as only root may be able to enter
+// the folder of the binary.
 func asNobody(c *exec.Cmd) {
 	c.Path, c.Dir = "/proc/self/exe", "/"
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
@@ -96,8 +96,8 @@ func asNobody(c *exec.Cmd) {
 // loadConns is how many connections roleLoad makes, one after the other.
 const loadConns = 40
 
-// roleLoad makes connections, each of which has to move at both ends, and prints how many each
-// name has answered, in their order.
+// roleLoad makes connections, each of which has to move at both ends. It prints how many each name has
+// answered, ordered by name.
 func roleLoad(l lane) error {
 	var byName [4]int
 	for range loadConns {
@@ -114,7 +114,7 @@ func roleLoad(l lane) error {
 	return nil
 }
 
-// wantNoneBy checks that no connection of a load is by a provider.
+// wantNoneBy checks that no connection of a load was carried by a provider.
 func (l *load) wantNoneBy(t testing.TB, provider string) {
 	t.Helper()
 	l.mu.Lock()
@@ -126,15 +126,15 @@ func (l *load) wantNoneBy(t testing.TB, provider string) {
 	}
 }
 
-// envInside is set to the name of the test in a process of its own.
+// envInside is set to the name of the test in a process that inProcess has started.
 const envInside = "SAN_TEST_INSIDE"
 
-// insideDone is what such a process prints at the end: one that ran no test succeeds as well.
+// insideDone is what such a process prints at the end. Without it, a process that ran no test would
+// count as a success.
 const insideDone = "inside: all was checked"
 
-// inNetwork has the rest of a test run in a process of its own, in a network namespace of its
-// own that a script has set up. It returns whether this is that process; then done is to be
-// called at the end.
+// inNetwork runs the rest of a test in a new process, in its own network namespace, which a script has
+// set up. inside reports whether this is that process; if so, done has to be called at the end.
 func inNetwork(t *testing.T, script string) (inside bool, done func()) {
 	t.Helper()
 	return inProcess(t, script, func(c *exec.Cmd) {
@@ -143,7 +143,7 @@ func inNetwork(t *testing.T, script string) (inside bool, done func()) {
 	})
 }
 
-// inProcess has the rest of a test run in a process of its own.
+// inProcess runs the rest of a test in a new process.
 func inProcess(t *testing.T, script string, change func(*exec.Cmd)) (inside bool, done func()) {
 	t.Helper()
 	if os.Getenv(envInside) == t.Name() {
@@ -159,7 +159,7 @@ func inProcess(t *testing.T, script string, change func(*exec.Cmd)) (inside bool
 	if strings.Contains(t.Name(), "/") {
 		t.Fatal("only a whole test can be run in a process of its own")
 	}
-	c := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout="+(4*testTimeout).String()) // each wait has testTimeout
+	c := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout="+(4*testTimeout).String()) // each wait may take testTimeout
 	c.Env = append(os.Environ(), envInside+"="+t.Name())
 	change(c)
 	out, err := c.CombinedOutput()
@@ -172,7 +172,7 @@ func inProcess(t *testing.T, script string, change func(*exec.Cmd)) (inside bool
 	return false, nil
 }
 
-// needTool skips a test for lack of a command; .ci/run installs it.
+// needTool skips a test if a command is missing. .ci/run installs it.
 func needTool(t testing.TB, name string) {
 	t.Helper()
 	if _, err := exec.LookPath(name); err != nil {

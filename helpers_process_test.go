@@ -28,11 +28,11 @@ const (
 	envBytes = "SAN_TEST_BYTES"
 )
 
-// roleTime bounds what a test waits for of a role, which may itself wait for testTimeout.
+// roleTime bounds how long a test waits for a role, which may itself wait for testTimeout.
 const roleTime = 2 * testTimeout
 
-// roles are what the second process can do. A role reports to its test by lines on standard
-// output, and ends when standard input does.
+// roles are what the second process can do. A role reports to its test by lines on standard output, and
+// ends when its standard input does.
 var roles = map[string]func(l lane) error{
 	"stream": roleStream,
 	"write":  roleWrite,
@@ -45,16 +45,16 @@ var roles = map[string]func(l lane) error{
 	"plain":  rolePlain,
 }
 
-// roleLanes are those that roles may have beside lanes.
+// roleLanes are lanes that only roles use.
 var roleLanes = []lane{tcpInConn, plainTCP}
 
 func TestMain(m *testing.M) {
-	hwsim.Use() // where test/hwsim runs these tests
+	hwsim.Use() // when test/hwsim runs these tests
 	testenv.SlowCopies()
 	if role := roles[os.Getenv(envRole)]; role != nil {
 		go func() {
 			io.Copy(io.Discard, os.Stdin)
-			os.Exit(3) // the test is gone
+			os.Exit(3) // the test's process has ended
 		}()
 		for _, l := range append(lanes, roleLanes...) {
 			if l.name == os.Getenv(envLane) {
@@ -79,14 +79,13 @@ type process struct {
 	stdin io.Closer
 }
 
-// startRole starts this binary in a role, by way of another command if there is
-// one.
+// startRole starts this binary in a role. by is a command by which to start it, if any.
 func startRole(t testing.TB, role string, l lane, addr string, by ...string) *process {
 	t.Helper()
 	return startRoleWith(t, nil, role, l, addr, by...)
 }
 
-// startRoleWith gives the role descriptors as well, from 3 on.
+// startRoleWith also passes files to the role, as descriptors from 3 on.
 func startRoleWith(t testing.TB, files []*os.File, role string, l lane, addr string, by ...string) *process {
 	t.Helper()
 	args := append(by[:len(by):len(by)], os.Args[0])
@@ -99,7 +98,7 @@ func startRoleWith(t testing.TB, files []*os.File, role string, l lane, addr str
 	})
 }
 
-// startProcess starts this binary in a role, with whatever change makes of the command.
+// startProcess starts this binary in a role. change may change the command before.
 func startProcess(t testing.TB, role string, l lane, addr string, change func(*exec.Cmd)) *process {
 	t.Helper()
 	p := &process{Cmd: exec.Command(os.Args[0]), role: role}
@@ -190,7 +189,7 @@ func roleListen(l lane) error {
 	fmt.Println(ln.Addr())
 	for {
 		switch c, err := ln.Accept(); {
-		case errors.Is(err, syscall.EMFILE): // as a server does, though it would wait a little
+		case errors.Is(err, syscall.EMFILE): // a server would go on as well, after a pause
 			runtime.Gosched()
 		case err != nil:
 			return err

@@ -19,7 +19,7 @@ func countDescriptors(t testing.TB) int {
 	return len(fds)
 }
 
-// countMappings counts those of shared memory.
+// countMappings counts mappings of shared memory.
 func countMappings(t testing.TB) int {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/self/maps")
@@ -29,8 +29,8 @@ func countMappings(t testing.TB) int {
 	return strings.Count(string(maps), "/memfd:")
 }
 
-// holdDescriptors starts a child that holds all descriptors of this process, as after a
-// careless fork, and returns its pid.
+// holdDescriptors starts a child that holds all descriptors of this process, as a careless fork would
+// leave it, and returns its pid.
 func holdDescriptors() int {
 	fds, _ := os.ReadDir("/proc/self/fd")
 	for _, fd := range fds {

@@ -10,7 +10,7 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// held is what a process must have given back. Objects are the kernel's RDMA objects.
+// held is what a process must release. objects are the kernel's RDMA objects.
 type held struct {
 	goroutines, descriptors, mappings, objects int
 }

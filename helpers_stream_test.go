@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// streamEnd sends and receives a random stream and remembers checksums.
+// streamEnd sends and receives a random stream, and keeps checksums.
 type streamEnd struct {
 	conn          net.Conn
 	seed          uint64
@@ -20,7 +20,7 @@ type streamEnd struct {
 	got           int64
 }
 
-// both sends and receives at once.
+// both sends and receives at the same time.
 func (e *streamEnd) both(t testing.TB, total int64) {
 	var wg sync.WaitGroup
 	wg.Go(func() { e.send(t, total) })
@@ -43,7 +43,7 @@ func (e *streamEnd) send(t testing.TB, total int64) {
 			t.Errorf("wrote %d of %d: %v", m, n, err)
 			return
 		}
-		clear(b) // it is ours again
+		clear(b) // Write must not use it any more
 		total -= int64(n)
 	}
 	if err := e.conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
@@ -74,7 +74,7 @@ func (e *streamEnd) sum() []byte { return e.sent.Sum(nil) }
 
 func (e *streamEnd) gotSum() []byte { return e.arrived.Sum(nil) }
 
-// randomSize is 1 B to 8 MiB, each power of two as likely as the next.
+// randomSize returns a size from 1 B to 8 MiB. Each power of two is as likely as the next.
 func randomSize(rnd *rand.Rand) int64 {
 	limit := int64(1) << rnd.IntN(24)
 	return limit + rnd.Int64N(min(limit, 8<<20-limit)+1)
@@ -87,11 +87,11 @@ func randomBytes(n int) []byte {
 	return b
 }
 
-// pattern is repeated along a stream, so that a byte tells where it belongs.
-// Its length has no factor in common with any buffer's.
+// pattern is repeated along a stream, so that a byte shows where it belongs. Its length has no factor in
+// common with the size of any buffer.
 var pattern = randomBytes(1<<20 - 3)
 
-// position fills b with the stream's part that begins at from.
+// position fills b with the part of the stream that begins at from.
 func position(b []byte, from int) {
 	for len(b) > 0 {
 		n := copy(b, pattern[from%len(pattern):])
@@ -99,8 +99,8 @@ func position(b []byte, from int) {
 	}
 }
 
-// misplaced finds the first byte of b that does not belong there, when b is
-// the stream's part that begins at from; -1: there is none.
+// misplaced compares b with the part of the stream that begins at from. It returns the index of the
+// first byte that differs, or -1.
 func misplaced(b []byte, from int) int {
 	for at := from; len(b) > 0; {
 		want := pattern[at%len(pattern):]
@@ -117,7 +117,7 @@ func misplaced(b []byte, from int) int {
 	return -1
 }
 
-// wantPositions checks that b is the stream's part that begins at from.
+// wantPositions checks that b is the part of the stream that begins at from.
 func wantPositions(t testing.TB, b []byte, from int) {
 	t.Helper()
 	if i := misplaced(b, from); i >= 0 {

@@ -14,15 +14,15 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// testTimeout is how long a test waits for something that must happen. It is not a target: a
-// test that reaches it has failed.
+// testTimeout is how long a test waits for something that must happen. A test that reaches it has
+// failed.
 const testTimeout = 30 * time.Second
 
-// inGuest is the device that the tests run on if they run in the guest (test/guest), which
-// is emulated and some fifty times slower.
+// inGuest is the device on which the tests run, if they run in the guest (test/guest), which is emulated
+// and some fifty times slower.
 var inGuest = testenv.Device()
 
-// amount is how much of something a test does: less in the guest.
+// amount returns how much of something a test does, which is less in the guest.
 func amount[T int | int64](elsewhere, guest T) T {
 	if inGuest != "" {
 		return guest
@@ -106,7 +106,7 @@ func wantMoved(t testing.TB, c net.Conn, provider string) {
 	})
 }
 
-// wantStays waits until a connection has a reason to be on TCP.
+// wantStays waits until a connection has a reason to stay on TCP.
 func wantStays(t testing.TB, c net.Conn, why Reason) {
 	t.Helper()
 	testenv.Eventually(t, testTimeout, func() error {
@@ -136,8 +136,8 @@ func send(t testing.TB, from, to net.Conn, text string) {
 	to.SetDeadline(time.Time{})
 }
 
-// wantOpError checks that err is what net would return: a *net.OpError of the
-// operation around target.
+// wantOpError checks that err is as net would return it: a *net.OpError of the operation, which wraps
+// target.
 func wantOpError(t testing.TB, err error, op string, target error) *net.OpError {
 	t.Helper()
 	var oe *net.OpError
@@ -150,7 +150,7 @@ func wantOpError(t testing.TB, err error, op string, target error) *net.OpError 
 	return oe
 }
 
-// waitFor polls until other goroutines have brought something about.
+// waitFor polls until a condition holds that other goroutines bring about.
 func waitFor(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	testenv.Eventually(t, testTimeout, func() error {
@@ -161,7 +161,7 @@ func waitFor(t testing.TB, what string, ok func() bool) {
 	})
 }
 
-// reasonOf is the reason of an error; ReasonNone: there is no error.
+// reasonOf returns the reason of an error, or ReasonNone if there is no error.
 func reasonOf(err error) Reason {
 	if err == nil {
 		return ReasonNone

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// bodySizes from nothing to 32 MiB; large ones are rare.
+// bodySize returns sizes from 0 to 32 MiB. Large ones are rare.
 func bodySize(i int) int {
 	switch {
 	case i%64 == 63 && !testing.Short():
@@ -40,7 +40,7 @@ func TestHTTPConcurrentRequests(t *testing.T) {
 			w.Header().Set("Content-Length", strconv.Itoa(out))
 			io.Copy(w, &stream{end: out})
 		}))
-		// HTTP/2 finds a connection and puts all streams on it.
+		// HTTP/2 makes one connection, and puts all streams on it.
 		if resp, err := w.client.Post(w.URL+"/?in=0&out=0", "", nil); err != nil {
 			t.Fatal(err)
 		} else {
@@ -111,8 +111,8 @@ func TestHTTPAbortedHandlerAndClientTimeout(t *testing.T) {
 	})
 }
 
-// The server notices that a client went away while its handler runs: it reads
-// in the background and interrupts that by a deadline in the past.
+// The server notices that a client goes away while its handler runs. net/http does so by a Read in the
+// background, which it later interrupts by a deadline in the past.
 func TestHTTPServerSeesTheClientGo(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		seen := make(chan struct{})
@@ -134,7 +134,7 @@ func TestHTTPServerSeesTheClientGo(t *testing.T) {
 func TestHTTPServerTimeouts(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		w := startWeb(t, l, "HTTP/1.1", false, http.NotFoundHandler(), func(s *http.Server) {
-			s.ReadHeaderTimeout = 300 * time.Millisecond // from Accept on: the request has to be there before
+			s.ReadHeaderTimeout = 300 * time.Millisecond // counts from Accept on, so the request must come sooner
 			s.IdleTimeout = 50 * time.Millisecond
 		})
 		for name, request := range map[string]string{
@@ -189,7 +189,7 @@ func TestHTTPHijack(t *testing.T) {
 	})
 }
 
-// Graceful Shutdown and the addresses that handlers see.
+// A graceful Shutdown, and the addresses that handlers see.
 func TestHTTPRemoteAddrAndShutdown(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		var requests atomic.Int32
@@ -215,7 +215,7 @@ func TestHTTPRemoteAddrAndShutdown(t *testing.T) {
 	})
 }
 
-// A file is sent by ReadFrom, as net/http does it.
+// A file is sent by ReadFrom, as net/http does.
 func TestHTTPServesAFile(t *testing.T) {
 	eachHTTP(t, func(t *testing.T, start func(http.Handler, ...func(*http.Server)) *web) {
 		dir := t.TempDir()

@@ -11,7 +11,7 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// hidden keeps its connection to itself.
+// hidden wraps a connection, and has no method by which InfoOf could find it.
 type hidden struct {
 	inner
 	n int
@@ -23,7 +23,7 @@ func TestInfoOf(t *testing.T) {
 	useFake(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 	c := mustDial(t, atOnce(), l.Addr().String())
-	send(t, mustAccept(t, l), c, "eight by") // TCP or the SAN
+	send(t, mustAccept(t, l), c, "eight by") // by TCP or the SAN
 	wantMoved(t, c, fakeName)
 	unused := mustDial(t, &Dialer{}, l.Addr().String())
 	plain := mustAccept(t, l)
@@ -71,7 +71,7 @@ func TestInfoOf(t *testing.T) {
 	}
 }
 
-// The reasons of connections that are gone are forgotten.
+// The reasons of connections that no longer exist are removed.
 func TestFallbackReasonsDoNotPileUp(t *testing.T) {
 	l := plainListen(t, "127.0.0.1:0")
 	for range 100 {
@@ -86,12 +86,12 @@ func TestFallbackReasonsDoNotPileUp(t *testing.T) {
 		runtime.GC()
 		n := 0
 		fallbacks.Range(func(any, any) bool { n++; return true })
-		return n < 10 // other tests' connections may live
+		return n < 10 // connections of other tests may still exist
 	})
 }
 
-// Who has taken the descriptor is told why the connection stays on TCP, and so is an end that could
-// not take a proposal.
+// If the program has taken the descriptor, or an end cannot accept a proposal, the connection stays on
+// TCP, and the reason tells that.
 func TestInfoOfWhatStays(t *testing.T) {
 	onlyShm(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
@@ -105,7 +105,7 @@ func TestInfoOfWhatStays(t *testing.T) {
 	}
 	f.Close()
 	wantStays(t, c, ReasonStays)
-	wantStays(t, s, ReasonUnused) // its dialer may take it back, as far as this end knows
+	wantStays(t, s, ReasonUnused) // as far as this end knows, its dialer may move it again
 
 	c = mustDial(t, new(Dialer), l.Addr().String()).(*sanconn.Conn)
 	s = mustAccept(t, l).(*sanconn.Conn)
@@ -116,7 +116,7 @@ func TestInfoOfWhatStays(t *testing.T) {
 	wantStays(t, s, ReasonStays)
 }
 
-// A move that the other end agrees to after the attempt has run out of time is counted at both.
+// If the other end agrees to a move after the attempt has timed out, both ends count the move.
 func TestStatsOfALateMove(t *testing.T) {
 	onlyShm(t)
 	release, entered := make(chan struct{}), make(chan struct{}, 1)

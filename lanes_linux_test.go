@@ -9,8 +9,8 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// Connections of the moving lane do move, in the middle of streams both ways: bytes go by both
-// carriers, each where it belongs.
+// Connections of the moving lane do move, in the middle of streams in both directions: both carriers
+// have carried bytes, and each byte arrives in its place.
 func TestMovingLanesMove(t *testing.T) {
 	for _, l := range systemLanes {
 		if !l.moving {

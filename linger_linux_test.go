@@ -12,7 +12,7 @@ import (
 	"github.com/sanconn/san/provider/shm"
 )
 
-// SO_LINGER 0 that a Control hook has set holds on shm as well, until SetLinger says otherwise.
+// SO_LINGER 0 that a Control hook has set also holds on shm, until SetLinger changes it.
 func TestLingerOfAControlHook(t *testing.T) {
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 	d := &Dialer{Policy: Require, Providers: []string{shm.Name}}

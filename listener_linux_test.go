@@ -72,8 +72,8 @@ func TestAcceptTakesBothKindsAndTellsThemApart(t *testing.T) {
 	}
 }
 
-// What a listener with Require is given by Accept has moved before a byte was sent; its dialer
-// waits for that, and for nobody's call of Accept.
+// A connection that Accept returns from a listener with Require has moved before a byte was sent. Its
+// dialer waits for the move, but not for a call of Accept.
 func TestListenerRequireTakesWhatHasMoved(t *testing.T) {
 	useFake(t)
 	l := mustListen(t, &ListenConfig{Policy: Require}, "tcp", "127.0.0.1:0")
@@ -93,8 +93,8 @@ func TestListenerRequireTakesWhatHasMoved(t *testing.T) {
 	}
 }
 
-// A connection that Accept has returned has no place in the backlog any more, and one that waits there
-// at Close is reset.
+// A connection that Accept has returned no longer occupies a place in the backlog. One that still waits
+// there at Close is reset.
 func TestListenerRequireGivesPlacesBack(t *testing.T) {
 	useFake(t)
 	l := mustListen(t, &ListenConfig{Policy: Require, Backlog: 1}, "tcp", "127.0.0.1:0")
@@ -117,7 +117,7 @@ func TestListenerRequireGivesPlacesBack(t *testing.T) {
 	}
 }
 
-// Plain TCP is reset, also at Close.
+// A connection that stays on TCP is reset, also at Close.
 func TestListenerRequireResetsPlainTCP(t *testing.T) {
 	useFake(t)
 	l := mustListen(t, &ListenConfig{Policy: Require}, "tcp", "127.0.0.1:0")
@@ -127,7 +127,7 @@ func TestListenerRequireResetsPlainTCP(t *testing.T) {
 	}
 	defer p.Close()
 	mustDial(t, &Dialer{Policy: Require}, l.Addr().String())
-	wantProvider(t, mustAccept(t, l), fakeName) // the plain one has been accepted, too, and is not here
+	wantProvider(t, mustAccept(t, l), fakeName) // the plain connection was accepted, too, but is not returned
 	l.Close()
 	p.SetDeadline(time.Now().Add(testTimeout))
 	if _, err = p.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
@@ -137,7 +137,8 @@ func TestListenerRequireResetsPlainTCP(t *testing.T) {
 	wantOpError(t, err, "accept", net.ErrClosed)
 }
 
-// Where all places are taken, the oldest client that says nothing is reset for a new one, and no other.
+// If all places are taken, a new connection replaces the oldest one whose client has sent nothing: that
+// one is reset, and no other.
 func TestListenerRequireOldestSilentGivesWay(t *testing.T) {
 	onlyShm(t)
 	before := Stats()
@@ -152,7 +153,7 @@ func TestListenerRequireOldestSilentGivesWay(t *testing.T) {
 		clients = append(clients, p)
 		waitFor(t, "it has a place", func() bool { return l.required.silentFor(0) == len(clients) })
 	}
-	l.required.silentFor(-testTimeout) // as if the test took no time
+	l.required.silentFor(-testTimeout) // makes them older, so that the test need not wait
 	if l.required.makeRoom() <= patience {
 		t.Error("one gives way that has just come")
 	}
@@ -173,7 +174,7 @@ func TestListenerRequireOldestSilentGivesWay(t *testing.T) {
 	}
 }
 
-// silentFor returns how many connections have a place and are not ready, and has them had it for a while.
+// silentFor returns how many connections have a place and are not ready, and makes them older by d.
 func (r *required) silentFor(d time.Duration) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -183,8 +184,8 @@ func (r *required) silentFor(d time.Duration) int {
 	return len(r.silent)
 }
 
-// A connection that its dialer has proposed to move keeps its place while the condition decides, and
-// not when that has refused it.
+// A connection whose dialer has proposed to move it keeps its place while the condition decides, but not
+// after the condition has refused it.
 func TestListenerRequireProposedGivesNoWay(t *testing.T) {
 	onlyShm(t)
 	for _, refusal := range []error{nil, errStranger} {
@@ -218,7 +219,7 @@ func TestListenerRequireProposedGivesNoWay(t *testing.T) {
 	}
 }
 
-// The deadline of Accept is net's with each policy.
+// A deadline of Accept works as net's, with each policy.
 func TestListenerDeadline(t *testing.T) {
 	useFake(t)
 	for _, policy := range []Policy{Prefer, Require, Never} {
@@ -237,7 +238,7 @@ func TestListenerDeadline(t *testing.T) {
 				}
 			}
 			l.SetDeadline(time.Time{})
-			time.AfterFunc(10*time.Millisecond, func() { l.SetDeadline(time.Unix(1, 0)) }) // while Accept waits
+			time.AfterFunc(10*time.Millisecond, func() { l.SetDeadline(time.Unix(1, 0)) }) // during the call of Accept
 			_, err := l.Accept()
 			wantOpError(t, err, "accept", os.ErrDeadlineExceeded)
 			l.SetDeadline(time.Time{})
@@ -265,7 +266,8 @@ func TestListenerDeadline(t *testing.T) {
 	}
 }
 
-// sameOpError compares two errors, but for their addresses, of which both or none have to be there.
+// sameOpError compares two errors without their addresses. Either both errors have an address or
+// neither.
 func sameOpError(a, b error) bool {
 	var x, y *net.OpError
 	if !errors.As(a, &x) || !errors.As(b, &y) {
@@ -275,8 +277,8 @@ func sameOpError(a, b error) bool {
 		(x.Addr == nil) == (y.Addr == nil) && (x.Source == nil) == (y.Source == nil)
 }
 
-// A connection that was accepted, and forgotten before it has moved, leaves nothing behind, as in
-// net: the process has no name for the port any more.
+// A connection that was accepted, and forgotten by the program before it has moved, leaves nothing
+// behind, as with net: the process has no name for the port any more.
 func TestForgottenAfterAccept(t *testing.T) {
 	onlyShm(t)
 	forget := func() {
@@ -312,7 +314,7 @@ func TestListenerFileAndSyscallConn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer child.Close()
-	// The one that never called Accept takes nothing from the other.
+	// The listener that never called Accept takes no connection from the other.
 	for _, d := range []*Dialer{{Policy: Never}, {}} {
 		p := mustDial(t, d, l.Addr().String())
 		send(t, p, mustAccept(t, child), "to the heir")
@@ -330,8 +332,8 @@ func TestListenerFileAndSyscallConn(t *testing.T) {
 	}
 }
 
-// What a listener lacks its providers say by locks of their own: no connection waits for these to be
-// counted.
+// A provider may call Stats while a listener asks it what it lacks: the listener holds no lock of the
+// counters meanwhile, so this does not deadlock.
 func TestListenersAreAskedBeforeTheyAreCounted(t *testing.T) {
 	useProviders(t, counting{new(fake)})
 	l := mustListen(t, new(ListenConfig), "tcp", "127.0.0.1:0")
@@ -340,7 +342,7 @@ func TestListenersAreAskedBeforeTheyAreCounted(t *testing.T) {
 	}
 }
 
-// counting is a provider whose acceptors use the counters.
+// counting is a provider whose acceptors call Stats.
 type counting struct{ *fake }
 
 func (counting) Listen(*net.TCPListener, moving.Settings) (moving.Acceptor, error) {
@@ -354,8 +356,8 @@ func (countingAcceptor) Lacks() (why error, all bool) {
 	return &Unavailable{Reason: ReasonResources}, true
 }
 
-// A connection that has had bytes on TCP when it moves is not one for Require: that is found at
-// once, at either end, and not when all of the time is up.
+// With Require, a connection that has had bytes on TCP before it moves is refused. Both ends find that
+// at once, and not only when the time for the dial is up.
 func TestRequireWantsAllBytes(t *testing.T) {
 	onlyShm(t)
 	for _, requires := range []string{"dialer", "listener"} {

@@ -18,19 +18,19 @@ import (
 var memoryConns = flag.Int("memory.conns", 500, "of how many connections TestWhatConnectionsHold measures the memory")
 
 const (
-	// unmovedMost is how much more than net's a connection that has not moved may take, and
-	// restingMost one that has moved and rests, in bytes, at each end.
+	// Bounds of memory in bytes, at each end: unmovedMost is how much more than one of net's a
+	// connection that has not moved may take, and restingMost one that has moved and is idle.
 	unmovedMost = 1 << 10
 	restingMost = 24 << 10
 
-	// lockedMost is what one that has just moved may take at both ends, in a process that has
-	// locked its memory.
+	// lockedMost is how many bytes a connection that has just moved may take at both ends together, in a
+	// process that has locked its memory.
 	lockedMost = 128 << 10
 )
 
 func init() { roles["hold"] = roleHold }
 
-// roleHold dials connections, says what they take, and holds them.
+// roleHold dials connections, prints how much memory they take, and keeps them.
 func roleHold(l lane) error {
 	var n int
 	fmt.Sscan(os.Getenv(envName), &n)
@@ -51,18 +51,18 @@ func roleHold(l lane) error {
 	}
 	fmt.Println(usage().since(before, n))
 	defer runtime.KeepAlive(conns)
-	select {} // until the test has ended
+	select {} // until the test ends this process
 }
 
 // used is what a process uses.
 type used struct {
-	memory      int // bytes: of Go, and of shared memory that it has touched
+	memory      int // bytes of Go's memory, and of shared memory that it has touched
 	descriptors int
 }
 
 func usage() used {
 	runtime.GC()
-	runtime.GC() // what the first has only had finalized
+	runtime.GC() // frees what the first collection has only finalized
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	status, _ := os.ReadFile("/proc/self/status")
@@ -73,23 +73,24 @@ func usage() used {
 	return used{int(m.HeapAlloc+m.StackInuse) + kB<<10, len(fds)}
 }
 
-// since is what each of n connections has taken since then.
+// since returns what each of n connections has taken since before.
 func (u used) since(before used, n int) string {
 	return fmt.Sprintf("%d bytes, %d descriptors", (u.memory-before.memory)/n, (u.descriptors-before.descriptors)/n)
 }
 
-// A connection that has not moved takes hardly more than one of net's, one that has moved and
-// rests some pages; neither takes another descriptor. Goroutines count as memory. (What rings have
-// grown by is given back in provider/shm's tests: these have not been used for as much.)
+// A connection that has not moved takes hardly more memory than one of net's, and one that has moved and
+// is idle takes a few pages. Neither takes another descriptor. Stacks of goroutines count as memory.
+// (These connections are used so little that their rings do not grow; tests of provider/shm show that
+// rings shrink again.)
 func TestWhatConnectionsHold(t *testing.T) {
 	if inGuest != "" {
-		return // the same, and slower
+		return // the same, but slower
 	}
 	ofNet := make(map[string]int)
 	for _, tt := range []struct {
 		lane  lane
 		most  int // bytes more than net's
-		least int // connections: what other tests have left is given back meanwhile, some 100 KiB
+		least int // connections: some 100 KiB that other tests have left are freed at the same time
 	}{{plainTCP, 0, 2000}, {tcpInConn, unmovedMost, 2000}, {shmLanes[0], restingMost, 1}} {
 		l := tt.lane
 		t.Run(l.name, func(t *testing.T) {
@@ -135,11 +136,11 @@ func TestWhatConnectionsHold(t *testing.T) {
 	}
 }
 
-// A process that locks all of its memory, now and later, has what its connections have used,
-// not all that is mapped for them.
+// In a process that locks all its memory, present and future, connections take only the memory that they
+// have used, not all that is mapped for them.
 func TestConnectionsOfAProcessThatLocksItsMemory(t *testing.T) {
 	if inGuest != "" {
-		return // the same, and slower
+		return // the same, but slower
 	}
 	inside, done := inProcess(t, "", func(*exec.Cmd) { testenv.NeedRoot(t) })
 	if !inside {

@@ -18,9 +18,9 @@ import (
 	"github.com/sanconn/san/provider/shm"
 )
 
-// What net would reach is reached, however it is addressed.
+// Tests that a destination which net reaches is reached, in whatever form its address is given.
 
-// serve answers by a name on a listener of its own.
+// serve makes a listener, and answers with a name on its connections.
 func serve(t testing.TB, lc *ListenConfig, address string, name byte) *Listener {
 	t.Helper()
 	l := mustListen(t, lc, "tcp", address)
@@ -33,8 +33,8 @@ func serve(t testing.TB, lc *ListenConfig, address string, name byte) *Listener 
 	return l
 }
 
-// wantReached dials as net does and as this package does: both are answered by the same name,
-// which is given. It returns by what both ends of this package's connection go in the end.
+// wantReached dials by net and by this package, and checks that both get an answer with the given name.
+// It returns what carries this package's connection in the end, at both ends.
 func wantReached(t testing.TB, d *Dialer, address string, name byte) (info Info) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
@@ -84,7 +84,7 @@ func wantReachedBy(t testing.TB, d *Dialer, address string, name byte, provider 
 func TestWildcardsAndMappedAddresses(t *testing.T) {
 	onlyShm(t)
 	for name, on := range []string{":0", "0.0.0.0:0", "[::]:0", "127.0.0.1:0", "[::1]:0", "[::ffff:127.0.0.1]:0"} {
-		t.Run(on, func(t *testing.T) { // whose listener ends before the next: it may have the same port of the other family
+		t.Run(on, func(t *testing.T) { // the listener ends before the next subtest, which may get the same port in the other family
 			l := serve(t, &ListenConfig{}, on, byte(name))
 			reached := 0
 			for _, to := range []string{"", "0.0.0.0", "::", "127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1", "::ffff:0.0.0.0", "localhost"} {
@@ -99,7 +99,7 @@ func TestWildcardsAndMappedAddresses(t *testing.T) {
 					c.SetDeadline(time.Now().Add(testTimeout))
 					answer, err := ask(c)
 					c.Close()
-					if err == nil && answer != byte(name) { // another program's: it has the port in the other family
+					if err == nil && answer != byte(name) { // the answer of another program, which has the port in the other family
 						continue
 					}
 				}
@@ -113,7 +113,7 @@ func TestWildcardsAndMappedAddresses(t *testing.T) {
 	}
 }
 
-// Several listeners on one port, each on an address of its own.
+// Several listeners on one port, each on another address.
 func TestOnePortOnSeveralAddresses(t *testing.T) {
 	onlyShm(t)
 	first := serve(t, &ListenConfig{}, "127.0.0.1:0", 1)
@@ -126,14 +126,14 @@ func TestOnePortOnSeveralAddresses(t *testing.T) {
 	defer serving.Wait()
 	defer plain.Close()
 	d := atOnce()
-	d.Options.AttemptTimeout = 100 * time.Millisecond // this process has a name, and may yet register it
+	d.Options.AttemptTimeout = 100 * time.Millisecond // this process has a name for the port, and could still register the connection
 	wantReachedBy(t, d, "127.0.0.3:"+port, 4, providerTCP)
 	wantReachedBy(t, atOnce(), "127.0.0.1:"+port, 1, shm.Name)
 	wantReachedBy(t, atOnce(), "127.0.0.2:"+port, 2, shm.Name)
 	wantReachedBy(t, atOnce(), "[::1]:"+port, 3, shm.Name)
 }
 
-// The host's own addresses that are not loopback's, and link-local ones of IPv6 with their zone.
+// The host's own addresses other than loopback, and link-local addresses of IPv6 with their zone.
 func TestOwnAddresses(t *testing.T) {
 	inside, done := inNetwork(t, `echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad
 		ip link set lo up
@@ -158,7 +158,7 @@ func TestOwnAddresses(t *testing.T) {
 	}
 }
 
-// linkLocal returns an interface's usable address, or "".
+// linkLocal returns a usable link-local address of an interface, or "".
 func linkLocal(t testing.TB, name string) string {
 	t.Helper()
 	i, err := net.InterfaceByName(name)
@@ -173,7 +173,7 @@ func linkLocal(t testing.TB, name string) string {
 		if ip := a.(*net.IPNet).IP; ip.To4() == nil && ip.IsLinkLocalUnicast() {
 			l, err := net.Listen("tcp", net.JoinHostPort(ip.String()+"%"+name, "0"))
 			if err != nil {
-				return "" // it is tentative yet
+				return "" // it is still tentative
 			}
 			l.Close()
 			return ip.String()
@@ -182,14 +182,14 @@ func linkLocal(t testing.TB, name string) string {
 	return ""
 }
 
-// control returns a hook that changes a socket.
+// control returns a Control hook that changes a socket.
 func control(change func(fd int) error) func(network, address string, c syscall.RawConn) error {
 	return func(_, _ string, c syscall.RawConn) (err error) {
 		return errors.Join(c.Control(func(fd uintptr) { err = change(int(fd)) }), err)
 	}
 }
 
-// Sockets that are bound to an interface.
+// Sockets that are bound to an interface by SO_BINDTODEVICE.
 func TestBindToDevice(t *testing.T) {
 	inside, done := inNetwork(t, `ip link set lo up
 		ip link add here type veth peer name there
@@ -212,7 +212,8 @@ func TestBindToDevice(t *testing.T) {
 	serve(t, on("here"), "0.0.0.0:"+port, 2)
 	d := atOnce()
 	wantReachedBy(t, d, "127.0.0.1:"+port, 1, shm.Name)
-	// The kernel looks the other end up by lo, which serves the host's addresses, and finds none there.
+	// Because the host's own addresses are reached over lo, the kernel looks for the other end's socket
+	// on lo, and finds none there.
 	if info := wantReached(t, d, "10.77.0.1:"+port, 2); info.Provider != providerTCP || info.Fallback != ReasonNotServed {
 		t.Errorf("a listener bound to another device: %+v", info)
 	}
@@ -220,8 +221,8 @@ func TestBindToDevice(t *testing.T) {
 	wantReachedBy(t, d, "127.0.0.1:"+port, 1, shm.Name)
 }
 
-// Multipath TCP at either end, as far as the kernel has it: bytes are right, and a connection
-// that is not what the kernel says of it stays.
+// Multipath TCP at either end, if the kernel has it: no byte is wrong, and a connection for which the
+// kernel reports something else than the socket shows stays on TCP.
 func TestMultipathTCP(t *testing.T) {
 	onlyShm(t)
 	for _, listen := range []bool{false, true} {
@@ -239,7 +240,8 @@ func TestMultipathTCP(t *testing.T) {
 	}
 }
 
-// isMultipath reports whether a dialer gets a socket of Multipath TCP, whether the listener has that or not.
+// isMultipath reports whether a dialer gets a socket of Multipath TCP, whether or not the listener has
+// one.
 func isMultipath(t testing.TB, d *Dialer, l *Listener) bool {
 	t.Helper()
 	c, err := d.NetDialer.Dial("tcp", l.Addr().String())
@@ -258,7 +260,7 @@ func isMultipath(t testing.TB, d *Dialer, l *Listener) bool {
 	return protocol == unix.IPPROTO_MPTCP && err == nil
 }
 
-// A connection with TCP_MD5SIG moves as any other; without the key there is none.
+// A connection with TCP_MD5SIG moves like any other. Without the key there is no connection.
 func TestMD5(t *testing.T) {
 	onlyShm(t)
 	key := func(of string) func(string, string, syscall.RawConn) error {
@@ -298,7 +300,7 @@ func TestMD5(t *testing.T) {
 	}
 }
 
-// Hooks are called for the one socket that there is.
+// Control hooks are called for the connection's only socket.
 func TestHooksSeeTheSocket(t *testing.T) {
 	onlyShm(t)
 	l := serve(t, &ListenConfig{}, "127.0.0.1:0", 0)

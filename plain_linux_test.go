@@ -17,10 +17,10 @@ import (
 	"github.com/sanconn/san/provider/shm"
 )
 
-// A program without this package at the other end sees the application's bytes alone, and the
-// reason says that it is there.
+// Tests with a program without this package at the other end: it sees only the application's bytes, and
+// the reason for TCP is that it is plain.
 
-// A server that writes first, and one that counts what it receives.
+// Plain servers: one writes first, the other counts what it receives.
 func TestPlainServer(t *testing.T) {
 	for _, policy := range []Policy{Prefer, Never} {
 		t.Run(policy.String(), func(t *testing.T) {
@@ -46,7 +46,7 @@ func TestPlainServer(t *testing.T) {
 	}
 }
 
-// A client of a server that writes first, or second.
+// A plain client of a server that writes first, and of one that reads first.
 func TestPlainClient(t *testing.T) {
 	for _, policy := range []Policy{Prefer, Never} {
 		t.Run(policy.String(), func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestPlainClient(t *testing.T) {
 	}
 }
 
-// Large streams, both ways at once, between a plain end and one of this package.
+// Large streams in both directions at the same time, between a plain end and one of this package.
 func TestPlainStream(t *testing.T) {
 	const total = 8 << 20
 	stream := func(t *testing.T, a, b net.Conn) {
@@ -92,7 +92,7 @@ func TestPlainStream(t *testing.T) {
 		l := plainListen(t, "127.0.0.1:0")
 		c := mustDial(t, unhurried(), l.Addr().String())
 		s := mustAccept(t, l)
-		newconn.HandleOf(c).CallUse(0) // the first try, which the whole stream might overtake
+		newconn.HandleOf(c).CallUse(0) // begins the first attempt, which would come too late in the stream
 		send(t, c, s, "a use")
 		wantStays(t, c, ReasonNoListener)
 		stream(t, c, s)
@@ -111,7 +111,7 @@ func TestPlainStream(t *testing.T) {
 	})
 }
 
-// With Require a plain server is an error, which has the reason.
+// With Require, a dial to a plain server fails, and the error has the reason.
 func TestRequireOfAPlainServer(t *testing.T) {
 	l := plainListen(t, "127.0.0.1:0")
 	accepted := make(chan net.Conn, 1)
@@ -140,7 +140,7 @@ func TestRequireOfAPlainServer(t *testing.T) {
 	}
 }
 
-// An operator has connections move at once.
+// SAN_MOVE, which an operator may set, makes connections move at once.
 func TestMoveNowByTheEnvironment(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
 	startServer(t, tcp, 3)
@@ -162,7 +162,7 @@ func TestMoveNowByTheEnvironment(t *testing.T) {
 
 func init() { roles["default"] = roleDefault }
 
-// roleDefault dials with nothing configured, and prints what comes of it.
+// roleDefault dials with default settings, and prints the result.
 func roleDefault(l lane) error {
 	c, err := Dial("tcp", os.Getenv(envAddr))
 	if oe := (*net.OpError)(nil); errors.As(err, &oe) {
@@ -178,7 +178,7 @@ func roleDefault(l lane) error {
 		if err := decided(c); err != nil {
 			return err
 		}
-		if InfoOf(c).Fallback == ReasonTimeout { // of an attempt beside other load, as it is by default
+		if InfoOf(c).Fallback == ReasonTimeout { // as may happen by default under load
 			return roleDefault(l)
 		}
 	}
@@ -190,7 +190,7 @@ func roleDefault(l lane) error {
 	return nil
 }
 
-// What is counted of a connection that moves, goes back, and ends.
+// The counters for a connection that moves, goes back, and ends.
 func TestStatsOfAMove(t *testing.T) {
 	f := useFake(t)
 	waitFor(t, "the attempts of other tests' connections to end", func() bool { return !isTrying() })
@@ -239,7 +239,7 @@ func TestStatsOfAMove(t *testing.T) {
 	}
 }
 
-// Many connections at once, all of which move.
+// Many connections at the same time, all of which move.
 func TestManyConnectionsMove(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
 	startServer(t, tcp, 9)

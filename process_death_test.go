@@ -19,8 +19,8 @@ import (
 
 var killRounds = flag.Int("kills", 12, "processes to kill per role and lane")
 
-// leaveHolder leaves a child behind that holds all descriptors, and returns its pid; 0: none.
-// Over TCP or a queue pair the peer would then not see the end.
+// leaveHolder starts a child that keeps all descriptors open, and returns its pid, or 0 if it has
+// started none: over TCP or a queue pair the peer would then not notice the end of the process.
 func (l lane) leaveHolder() int {
 	if l.provider != "shm" || l.policy != Require {
 		return 0
@@ -69,8 +69,9 @@ func roleIdle(l lane) error {
 	return err
 }
 
-// roleLeave returns from main without Close, as TCP allows, once it has been accepted: over RDMA
-// what is on its way is lost, and with that the connection of a listener with Require.
+// roleLeave returns from main without Close, as TCP allows, after it was accepted. (Over RDMA bytes in
+// transit are lost then; before the accept that would also end the move of a connection to a listener
+// with Require.)
 func roleLeave(l lane) error {
 	c, err := l.dialRole()
 	if err != nil {
@@ -83,7 +84,7 @@ func roleLeave(l lane) error {
 	return err
 }
 
-// roleDrop leaves without Close, and has said that this is a reset.
+// roleDrop ends without Close after SetLinger(0), which makes that a reset.
 func roleDrop(l lane) error {
 	c, err := l.dialRole()
 	if err != nil {
@@ -92,15 +93,15 @@ func roleDrop(l lane) error {
 	if err := c.(interface{ SetLinger(int) error }).SetLinger(0); err != nil {
 		return err
 	}
-	if _, err := io.ReadFull(c, make([]byte, 1)); err != nil { // as roleLeave does
+	if _, err := io.ReadFull(c, make([]byte, 1)); err != nil { // it waits until it was accepted, as roleLeave does
 		return err
 	}
 	_, err = io.WriteString(c, "last words")
 	return err
 }
 
-// When a process is killed, at any moment, the other one gets what had arrived and soon an
-// error, and nothing is left behind.
+// When a process is killed, at any moment, the other one gets the bytes that had arrived and then soon
+// an error, and nothing is left behind.
 func TestKilledProcess(t *testing.T) {
 	rounds := *killRounds
 	if testing.Short() {
@@ -111,10 +112,10 @@ func TestKilledProcess(t *testing.T) {
 		for _, role := range []string{"write", "read", "idle"} {
 			t.Run(role, func(t *testing.T) {
 				ln := l.listen(t, l.here())
-				killOne(t, ln, role, l, 0) // what a first connection sets up for good
+				killOne(t, ln, role, l, 0) // for what a first connection sets up permanently
 				before := resources(t)
 				if inGuest == hwsim.Lane {
-					before.objects = math.MaxInt // its counts are the process's own, and nobody corrects them
+					before.objects = math.MaxInt // the device's counts belong to the killed process, and nobody corrects them
 				}
 				for range rounds {
 					killOne(t, ln, role, l, time.Duration(rnd.IntN(30_000))*time.Microsecond)
@@ -162,10 +163,10 @@ func killOne(t *testing.T, ln net.Listener, role string, l lane, after time.Dura
 			}
 		}
 		switch {
-		case l.provider == "verbs" && errors.Is(err, syscall.ECONNRESET): // what is on its way is lost with the process
+		case l.provider == "verbs" && errors.Is(err, syscall.ECONNRESET): // bytes in transit are lost with the process
 		case role == "idle" && total != len("last words"):
 			t.Errorf("%d bytes of the last words arrived, then %v", total, err)
-		case role == "write" && err == io.EOF && total%killSize != 0 && l.policy == Require: // TCP has no bounds of Writes
+		case role == "write" && err == io.EOF && total%killSize != 0 && l.policy == Require: // TCP does not keep Writes together
 			t.Errorf("EOF after %d bytes, in the middle of a Write", total)
 		}
 	}
@@ -176,7 +177,7 @@ func killOne(t *testing.T, ln net.Listener, role string, l lane, after time.Dura
 	p.ended(t)
 }
 
-// When a program ends without Close, what it wrote arrives, and then EOF. Over RDMA there is
+// When a program ends without Close, the peer gets what it wrote, and then EOF. Over RDMA the peer finds
 // an error instead, because bytes are lost with the process.
 func TestProcessThatLeavesWithoutClose(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {

@@ -11,15 +11,15 @@ import (
 	"time"
 )
 
-// exitConns is how many connections a process has that ends as they move.
+// exitConns is how many connections a process has when it ends while they move.
 const exitConns = 8
 
-// exitBytes is what it writes on each of them.
+// exitBytes is written on each of these connections.
 var exitBytes = bytes.Repeat([]byte("last words "), 100)
 
 func init() { roles["exit"] = roleExit }
 
-// roleExit writes on connections that move at once, and ends in the middle of that, without Close.
+// roleExit writes on connections that move at once, and ends during the move, without Close.
 func roleExit(lane) error {
 	var wrote sync.WaitGroup
 	for range exitConns {
@@ -36,13 +36,13 @@ func roleExit(lane) error {
 		}()
 	}
 	wrote.Wait()
-	time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond) // at any step of a move
+	time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond) // so that it ends at any step of a move
 	os.Exit(0)
 	return nil
 }
 
-// A process that ends while its connections move, in whichever step, has ended their streams in order.
-// Of some it ends when they have moved, or are about to.
+// A process ends while its connections move, at any step: the peers read all bytes and the end of the
+// stream. Some connections have moved by then, some are about to.
 func TestProcessThatEndsAsItMoves(t *testing.T) {
 	rounds := *killRounds
 	if testing.Short() {

@@ -25,11 +25,11 @@ func roleMany(l lane) error {
 	return nil
 }
 
-// Many connections between two processes, idle first and then all used.
+// Many connections between two processes, first idle, then all in use.
 func TestManyConnections(t *testing.T) {
 	eachLane(t, func(t *testing.T, l lane) {
 		if l.provider == "verbs" {
-			return // devices of the guest have room for a few hundred queue pairs
+			return // the guest's devices have room for only a few hundred queue pairs
 		}
 		ln := l.listen(t, l.here())
 		p := startRole(t, "many", l, ln.Addr().String())

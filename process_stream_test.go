@@ -35,7 +35,7 @@ func roleStream(l lane) error {
 	return c.Close()
 }
 
-// disturb has the collector and the scavenger run until stop is called.
+// disturb runs the garbage collector and the scavenger until stop is called.
 func disturb() (stop func()) {
 	var wg sync.WaitGroup
 	done := make(chan struct{})
@@ -57,7 +57,7 @@ func disturb() (stop func()) {
 	}
 }
 
-// failures stands in for a test in a process that has none.
+// failures takes the place of a testing.TB in a process that runs no test.
 type failures struct {
 	testing.TB
 	mu   sync.Mutex

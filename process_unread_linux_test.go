@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// envShut makes the unread role close its writing direction.
+// envShut makes the unread role call CloseWrite.
 const envShut = "SAN_TEST_SHUT"
 
 func init() { roles["unread"] = roleUnread }
@@ -46,15 +46,15 @@ type halfCloser interface{ CloseWrite() error }
 // unreadCase is what happens to a process before it ends.
 type unreadCase struct {
 	name   string
-	writes []int // to the process that ends
-	shut   bool  // … and CloseWrite
-	take   int   // bytes that it reads
-	shuts  bool  // … and then calls CloseWrite
-	want   error // nil: EOF
+	writes []int // sizes of Writes to the process that ends
+	shut   bool  // and then the writer calls CloseWrite
+	take   int   // bytes that the process reads
+	shuts  bool  // and then it calls CloseWrite
+	want   error // what the peer finds; nil: EOF
 }
 
-// A process that ends with bytes unread resets the connection, after what it has written.
-// One that has read everything ends it in order.
+// A process that ends with bytes unread resets the connection, after the peer has got what it has
+// written. One that has read everything ends it in order.
 func TestProcessThatEndsWithBytesUnread(t *testing.T) {
 	for _, tt := range []unreadCase{
 		{"nothing written", nil, false, 0, false, nil},
@@ -101,7 +101,7 @@ func (tt unreadCase) run(t *testing.T, l lane, end func(*process)) {
 	p.line(t)
 	end(p)
 	got, err := io.ReadAll(c)
-	if l.provider == "verbs" { // bytes die with the process, and so may its CloseWrite
+	if l.provider == "verbs" { // bytes are lost with the process, and so may be its CloseWrite
 		if err != nil && !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("read %q, %v", got, err)
 		}

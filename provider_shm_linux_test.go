@@ -14,8 +14,8 @@ import (
 	"github.com/sanconn/san/provider/shm"
 )
 
-// With nothing configured, a connection within this host moves to shared memory once it has
-// been used enough.
+// With default settings, a connection within this host moves to shared memory once it has been used
+// enough.
 func TestSharedMemoryIsTheDefault(t *testing.T) {
 	l, err := Listen("tcp", ":0")
 	if err != nil {
@@ -40,8 +40,8 @@ func TestPlainServerOnThisHostIsAFallback(t *testing.T) {
 	wantStays(t, mustDial(t, atOnce(), acceptsPlainly(t).Addr().String()), ReasonNoListener)
 }
 
-// A name whose first address is dead: TCP is refused there, and the next one is
-// tried, and moves.
+// A name has two addresses. TCP is refused at the first one; the second one is tried, and the connection
+// to it moves.
 func TestFirstOfTwoAddressesIsDead(t *testing.T) {
 	for _, policy := range []Policy{Prefer, Require} {
 		l := mustListen(t, &ListenConfig{Policy: policy}, "tcp", "127.0.0.1:0")
@@ -54,12 +54,13 @@ func TestFirstOfTwoAddressesIsDead(t *testing.T) {
 	}
 }
 
-// A process without descriptors does not move, and says so; when it has some again it does.
+// While the accepting process has no free descriptors, its connections do not move, and the reason tells
+// that. When it has some again, they do.
 func TestListenerOutOfDescriptors(t *testing.T) {
 	l := shmLanes[1]
 	p := startRole(t, "listen", l, "")
 	addr := p.line(t)
-	free := func(from int) int { // the next that the process does not use
+	free := func(from int) int { // returns the next descriptor that the process does not use
 		for {
 			if _, err := os.Lstat(fmt.Sprintf("/proc/%d/fd/%d", p.Process.Pid, from)); err != nil {
 				return from
@@ -68,11 +69,11 @@ func TestListenerOutOfDescriptors(t *testing.T) {
 		}
 	}
 	c := mustDial(t, l.dialer(), addr)
-	if got := p.line(t); got != "accepted" { // more than the kernel says: it can be found
+	if got := p.line(t); got != "accepted" { // the process has accepted the connection, not only its kernel; so the move can find it
 		t.Fatal(got)
 	}
 	var was unix.Rlimit
-	none := unix.Rlimit{Cur: uint64(free(free(0) + 1))} // room for the link's socket, and nothing else
+	none := unix.Rlimit{Cur: uint64(free(free(0) + 1))} // room for the link's socket, but for no other descriptor
 	if err := unix.Prlimit(p.Process.Pid, unix.RLIMIT_NOFILE, nil, &was); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +94,7 @@ func TestListenerOutOfDescriptors(t *testing.T) {
 	useUntil(t, c, use, "it moves", func() bool { return InfoOf(c).Provider == shm.Name })
 }
 
-// Where nobody listens, the error is TCP's with every policy, and one socket is all it takes.
+// If nobody listens, the error is TCP's with each policy, and the dial takes no more than one socket.
 func TestWhereNobodyListensTCPIsTried(t *testing.T) {
 	addr := freePort(t)
 	for _, policy := range []Policy{Prefer, Require, Never} {

@@ -15,7 +15,7 @@ import (
 	"github.com/sanconn/san/provider/verbs"
 )
 
-// shell runs a script of the guest's.
+// shell runs a script in the guest.
 func shell(t testing.TB, script string) {
 	t.Helper()
 	if out, err := exec.Command("bash", "-ec", script).CombinedOutput(); err != nil {
@@ -23,7 +23,7 @@ func shell(t testing.TB, script string) {
 	}
 }
 
-// iwarpPort is the port beside a TCP port on an iWARP device.
+// iwarpPort returns the port that belongs to a TCP port on an iWARP device.
 func iwarpPort(t testing.TB, address string) string {
 	t.Helper()
 	port, err := strconv.Atoi(portOf(address))
@@ -33,11 +33,11 @@ func iwarpPort(t testing.TB, address string) string {
 	return fmt.Sprint(1024 + (port-1024+10000)%(1<<16-1024)) // verbs.Config.IWARPOffset
 }
 
-// Dialer.RDMA and ListenConfig.RDMA take effect; the ends connect only if they agree.
+// Dialer.RDMA and ListenConfig.RDMA take effect: the ends connect only if the settings agree.
 func TestRDMASettings(t *testing.T) {
 	testenv.NeedDevice(t)
 	set := RDMA{WithoutCM: true}
-	if inGuest == "siw" { // which has no such way, and ports that are TCP's
+	if inGuest == "siw" { // siw cannot do without rdma_cm, and its ports are TCP's
 		set = RDMA{IWARPOffset: 12000}
 	}
 	l := systemLanes[0]
@@ -60,8 +60,8 @@ func TestRDMASettings(t *testing.T) {
 	}
 }
 
-// Connections between link-local addresses of IPv6 go by the interfaces of their zones. (On the
-// simulated device: test/hwsim.)
+// Connections between link-local addresses of IPv6 use the interfaces of their zones. (On the simulated
+// device: test/hwsim.)
 func TestRDMALinkLocal(t *testing.T) {
 	testenv.NeedDevice(t)
 	ends, known := map[string][2]string{"rxe": {"ve1", "ve2"}, "siw": {"wi1", "wi2"}}[inGuest]
@@ -69,7 +69,7 @@ func TestRDMALinkLocal(t *testing.T) {
 		return
 	}
 	l := systemLanes[0]
-	l.pipe(t) // the first use of the libraries takes the guest a while
+	l.pipe(t) // the first use of the libraries takes long in the guest
 	host := linkLocal(t, ends[1])
 	ln := l.listen(t, net.JoinHostPort(host+"%"+ends[1], "0"))
 	c := mustDial(t, l.dialer(), net.JoinHostPort(host+"%"+ends[0], portOf(ln.Addr().String())))
@@ -81,22 +81,22 @@ func TestRDMALinkLocal(t *testing.T) {
 func fallbackLane(t *testing.T) lane {
 	t.Helper()
 	testenv.NeedDevice(t)
-	// On iWARP TCP's retries decide how long an abandoned rdma_connect takes.
+	// On iWARP, TCP's retries decide how long an abandoned rdma_connect takes.
 	shell(t, "sysctl -qw net.ipv4.tcp_syn_retries=2")
 	l := systemLanes[0]
-	l.pipe(t) // the first use of the libraries takes the guest a while
+	l.pipe(t) // the first use of the libraries takes long in the guest
 	return l
 }
 
-// wantRDMAFallback dials twice: with Require the error has the reason, and without it the
-// connection, which works. The attempts leave nothing behind.
+// wantRDMAFallback dials twice. With Require the dial fails with the reason; without it the connection
+// works, and has the reason. The attempts leave nothing behind.
 func wantRDMAFallback(t *testing.T, address string, why Reason) {
 	t.Helper()
 	d := atOnce()
 	d.Providers, d.Policy = []string{verbs.Name}, Require
 	if why == ReasonTimeout {
-		// In one second of a busy guest the first dial had not met the device, of which librdmacm
-		// keeps a descriptor then.
+		// In the default time, one second, the first dial in a busy guest did not reach the device. So
+		// it was the second dial that left the descriptor which librdmacm keeps of a device.
 		d.Options.AttemptTimeout = 5 * time.Second
 	}
 	began := time.Now()
@@ -104,10 +104,10 @@ func wantRDMAFallback(t *testing.T, address string, why Reason) {
 	if got := reasonOf(err); got != why {
 		t.Errorf("with Require the reason is %v: %v", got, err)
 	}
-	if took := time.Since(began); took > testTimeout { // unbounded it would be a minute and more
+	if took := time.Since(began); took > testTimeout { // without a bound it would be a minute or more
 		t.Errorf("it took %v", took)
 	}
-	before := resources(t) // librdmacm keeps the devices open that it has met
+	before := resources(t) // librdmacm keeps the devices open that it has used once
 	d.Policy = Prefer
 	c, err := d.Dial("tcp", address)
 	if err != nil {
@@ -118,7 +118,7 @@ func wantRDMAFallback(t *testing.T, address string, why Reason) {
 	wantResources(t, before)
 }
 
-// A firewall drops RDMA's packets alone.
+// A firewall drops RDMA's packets, and no others.
 func TestRDMADroppedByAFirewall(t *testing.T) {
 	l := fallbackLane(t)
 	ln := mustListen(t, &ListenConfig{Providers: []string{verbs.Name}}, "tcp", l.here())
@@ -130,7 +130,7 @@ func TestRDMADroppedByAFirewall(t *testing.T) {
 			}
 			go func() {
 				defer c.Close()
-				io.Copy(io.Discard, c) // what is closed at once does not move
+				io.Copy(io.Discard, c) // a connection that is closed at once would not move
 			}()
 		}
 	}()
@@ -156,7 +156,7 @@ func TestRDMAMissingAtTheOtherEnd(t *testing.T) {
 		rdma link add rva1 type `+inGuest+` netdev va1`)
 	p := startRole(t, "plain", plainTCP, "10.8.9.2:0", "ip", "netns", "exec", "plain")
 	why := ReasonTimeout
-	if inGuest == "siw" { // a port of TCP's, which is refused
+	if inGuest == "siw" { // on siw it is a port of TCP's, which is refused
 		why = ReasonNoListener
 	}
 	wantRDMAFallback(t, p.line(t), why)
@@ -168,7 +168,7 @@ func TestRDMAWithoutAListener(t *testing.T) {
 	wantRDMAFallback(t, plain.Addr().String(), ReasonNoListener)
 }
 
-// Nobody listens, neither over RDMA nor by TCP.
+// Nobody listens, neither over RDMA nor on TCP.
 func TestRDMARefusedAsTCPIs(t *testing.T) {
 	l := fallbackLane(t)
 	before := resources(t)

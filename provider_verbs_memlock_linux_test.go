@@ -17,13 +17,12 @@ import (
 	"github.com/sanconn/san/provider/verbs"
 )
 
-// memlockDone is what the child of TestMemlockExhausted prints once it has come to the end
-// of its checks: a child that ran no test, or skipped it, succeeds as well.
+// memlockDone is what the child of TestMemlockExhausted prints at the end of its checks. Without it, a
+// child that ran no test, or skipped it, would count as a success.
 const memlockDone = "memlock: all was checked"
 
-// If RLIMIT_MEMLOCK has room for one connection over RDMA, the first dial gets it. The next
-// one stays on TCP for a reason that is counted, or fails with an error that names the limit to
-// raise.
+// If RLIMIT_MEMLOCK has room for one connection over RDMA, the first dial gets it. The next one stays on
+// TCP with a reason that is counted, or fails with an error that names the limit to raise.
 func TestMemlockExhausted(t *testing.T) {
 	const inChild = "SAN_TEST_MEMLOCK_CHILD"
 	testenv.NeedDevice(t)
@@ -32,8 +31,8 @@ func TestMemlockExhausted(t *testing.T) {
 		fmt.Println(memlockDone)
 		return
 	}
-	// As a user whom the limit concerns, and by way of /proc, as the folder of the binary
-	// may be root's alone.
+	// The child runs as a user to whom the limit applies. It is started through /proc, as only root may
+	// be able to enter the folder of the binary.
 	child := exec.Command("/proc/self/exe", "-test.run=^TestMemlockExhausted$", "-test.v")
 	child.Env = append(os.Environ(), inChild+"=1")
 	child.Dir = "/"
@@ -70,7 +69,7 @@ func checkMemlockExhausted(t *testing.T) {
 		return c
 	}
 	last := connect()
-	for most := 4; InfoOf(last).Provider == "verbs" && most > 0; most-- { // each has two ends here
+	for most := 4; InfoOf(last).Provider == "verbs" && most > 0; most-- { // each connection has both ends in this process
 		last = connect()
 	}
 	wantFallback(t, last, ReasonResources)

@@ -16,10 +16,10 @@ import (
 	"github.com/sanconn/san/provider/shm"
 )
 
-// Which process accepts a connection is the kernel's choice, and the connection moves to that
-// one, whatever others have the same socket or the same port.
+// Tests of processes that share a socket or a port. The kernel chooses which of them accepts a
+// connection, and the connection moves to that process.
 
-// reusePort has listeners share a port.
+// reusePort makes listeners that share a port.
 var reusePort = net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 	return errors.Join(c.Control(func(fd uintptr) {
 		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
@@ -41,8 +41,8 @@ func TestPrefork(t *testing.T) {
 	load.wantNoneBy(t, providerTCP)
 }
 
-// … and each of another user than the socket's: root listens, and a worker without its rights
-// accepts. The dialers are root's, the worker's user's.
+// The same, with processes of another user than the socket's: root listens, and workers without its
+// rights accept. The dialers are processes of root and of the workers' user.
 func TestPreforkOfAnotherUser(t *testing.T) {
 	testenv.NeedRoot(t)
 	tcp := plainListen(t, "127.0.0.1:0")
@@ -56,7 +56,7 @@ func TestPreforkOfAnotherUser(t *testing.T) {
 	t.Log(startProcess(t, "load", moves, tcp.Addr().String(), asNobody).line(t))
 }
 
-// Processes share a port by SO_REUSEPORT; when one has ended, the others serve.
+// Processes share a port by SO_REUSEPORT. When one has ended, the others serve.
 func TestReusePort(t *testing.T) {
 	named := func(name byte) func(*exec.Cmd) {
 		return func(c *exec.Cmd) { c.Env = append(c.Env, fmt.Sprintf("%s=%d", envName, name)) }
@@ -85,8 +85,8 @@ func TestReusePort(t *testing.T) {
 	load.wantNoneBy(t, providerTCP)
 }
 
-// Processes take over a listener from each other while it is dialed. Nobody is refused, none is
-// lost, and each moves, also if its process has closed the listener meanwhile.
+// Processes take over a listener from each other while clients dial. No dial is refused, no connection
+// is lost, and each moves, even if its process has closed the listener in the meantime.
 func TestProcessTakesOver(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
 	old := startServer(t, tcp, 0)
@@ -109,8 +109,8 @@ func TestProcessTakesOver(t *testing.T) {
 	load.wantNoneBy(t, providerTCP)
 }
 
-// A process that is killed takes the connections with it that it has accepted, and no others:
-// the next are answered by the one behind, and move.
+// When a process is killed, the connections that it has accepted end, and no others. The next ones are
+// accepted by its successor, and move.
 func TestKilledProcessIsTakenOverFrom(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
 	old := startServer(t, tcp, 0)
@@ -125,8 +125,7 @@ func TestKilledProcessIsTakenOverFrom(t *testing.T) {
 	}
 }
 
-// A listener that accepts one connection and is closed: the connection moves all the same, as
-// long as it is open.
+// A listener accepts one connection and is closed: the connection can still move, as long as it is open.
 func TestMoveAfterTheListenerIsClosed(t *testing.T) {
 	onlyShm(t)
 	for _, policy := range []Policy{Prefer, Require} {
@@ -148,7 +147,7 @@ func TestMoveAfterTheListenerIsClosed(t *testing.T) {
 	}
 }
 
-// namesOf returns the names of a listener's port.
+// namesOf returns the names under which processes are found for a listener's port.
 func namesOf(t testing.TB, at net.Addr) []string {
 	t.Helper()
 	names, err := shm.Names(t.Context(), at.(*net.TCPAddr).AddrPort().Port(), uint32(os.Getuid()), shm.Config{})
@@ -158,8 +157,8 @@ func namesOf(t testing.TB, at net.Addr) []string {
 	return names
 }
 
-// A listener that the program forgets is not found any more, as TCP's socket is closed then. What it
-// has accepted lives on, and is found.
+// When the program forgets a listener, it is closed, as net's is, and not found any more. A connection
+// that it has accepted stays open, and its process is found for that.
 func TestForgottenListenerIsClosed(t *testing.T) {
 	onlyShm(t)
 	for _, of := range []struct {
@@ -200,7 +199,7 @@ func TestForgottenListenerIsClosed(t *testing.T) {
 	}
 }
 
-// … but not one that nothing has but an Accept that waits.
+// A listener is not forgotten while a call of Accept waits, even if nothing else refers to it.
 func TestListenerThatAcceptsIsNotForgotten(t *testing.T) {
 	onlyShm(t)
 	for _, policy := range []Policy{Prefer, Require} {
@@ -236,7 +235,7 @@ func TestListenerThatAcceptsIsNotForgotten(t *testing.T) {
 
 var movingLane = lane{moving: true}
 
-// However many of the processes that share a socket have ended, the one that is left is found.
+// However many of the processes that share a socket have ended, the remaining one is found.
 func TestTheLastOfManyIsFound(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
 	var all []*process
@@ -255,13 +254,13 @@ func TestTheLastOfManyIsFound(t *testing.T) {
 	}
 }
 
-// A listener for whose process there is no room in the directory is found there once there is, and so
-// are the connections that it has accepted by then.
+// If there is no room in the directory for a process's name, the process is found once there is room,
+// also for connections that it has accepted before.
 func TestANameIsTriedAgain(t *testing.T) {
 	testenv.NeedRoot(t)
 	onlyShm(t)
 	dir := t.TempDir()
-	if err := unix.Mount("none", dir, "tmpfs", 0, "mode=700,nr_inodes=2"); err != nil { // of the directory, and one more
+	if err := unix.Mount("none", dir, "tmpfs", 0, "mode=700,nr_inodes=2"); err != nil { // one inode for the directory, and one more
 		testenv.Missing(t, "a file system of its own: "+err.Error())
 	}
 	defer unix.Unmount(dir, unix.MNT_DETACH)

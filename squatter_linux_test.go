@@ -15,8 +15,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Another user takes names like those under which a process is found, as many as it can, before and
-// behind it. Whatever it answers, connections move to their own process, and Require can be had.
+// Another user takes as many names as it can like those under which a process is found, before and after
+// the process takes its own. Whatever the squatter answers, connections move to the right process, also
+// with Require.
 func TestSquatter(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, answers := range []string{"nothing", "garbage", "hangs up"} {
@@ -51,13 +52,13 @@ func TestSquatter(t *testing.T) {
 
 func init() { roles["squat"] = roleSquat }
 
-// roleSquat takes many of a port's names: random ones, and some that are no names.
+// roleSquat takes many names of a port: random ones, and some that are malformed.
 func roleSquat(lane) error {
 	names, _ := strconv.Atoi(os.Getenv(envBytes))
 	for n := range names {
 		name := fmt.Sprintf("@san-shm/%d/%s/%016x", session.Version, os.Getenv(envAddr), rand.Uint64())
-		if n%100 == 0 { // some are none of ours
-			// With the process's number: what is left of two squatters' may be the same.
+		if n%100 == 0 { // some are malformed
+			// With the process's id: otherwise the remainders of two squatters' names may be equal.
 			name = fmt.Sprint(name[:len(name)-rand.IntN(16)], os.Getpid(), strings.Repeat("\x00", 1+n/50))
 		}
 		l, err := net.Listen("unixpacket", name)

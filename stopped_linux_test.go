@@ -48,9 +48,9 @@ func (p *process) goOn(t testing.TB) {
 	}
 }
 
-// While the process of the listener is stopped the kernel takes connections for it, as for any
-// other: the dial is done at once, and what is written waits. When the process goes on it
-// answers, and the connection moves.
+// While the listener's process is stopped, the kernel accepts connections for it, as for any other: the
+// dial returns at once, and what is written waits. When the process goes on, it answers, and the
+// connection moves.
 func TestStoppedListener(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
 	p := startServer(t, tcp, 7)
@@ -68,7 +68,7 @@ func TestStoppedListener(t *testing.T) {
 			t.Errorf("with Require: %v", err)
 		}
 		why := reasonOf(err)
-		if why != ReasonNoListener && why != ReasonTimeout { // as it is where there was no time for an attempt
+		if why != ReasonNoListener && why != ReasonTimeout { // ReasonTimeout: the attempt did not have enough time
 			t.Fatalf("with Require: %v", err)
 		}
 		return why == ReasonNoListener
@@ -80,13 +80,13 @@ func TestStoppedListener(t *testing.T) {
 	wantCarried(t, c, shm.Name)
 }
 
-// A connection whose acceptor is stopped, once it has accepted: a move comes to nothing, and
-// holds up nobody. Later it moves.
+// The acceptor's process is stopped right after it has accepted. The attempt to move fails, and delays
+// nobody. Later the connection moves.
 func TestStoppedWhileItMoves(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
 	p := startServer(t, tcp, 7)
 	d := &Dialer{}
-	d.Options.AttemptTimeout = time.Second // which the attempts behind the stop have as well
+	d.Options.AttemptTimeout = time.Second // later attempts have the same bound
 	c := mustDial(t, d, tcp.Addr().String())
 	if name, err := ask(c); name != 7 || err != nil {
 		t.Fatal(name, err)
@@ -105,14 +105,14 @@ func TestStoppedWhileItMoves(t *testing.T) {
 	wantCarried(t, c, shm.Name)
 }
 
-// A connection of one of two processes that accept on a port, when the other, which is asked
-// first, is stopped: it moves all the same, and what that one finds when it goes on harms nobody.
+// Two processes accept on a port. The one that is asked first is stopped: a connection of the other one
+// moves all the same, and the stopped process does no harm when it goes on.
 func TestStoppedIsAskedInVain(t *testing.T) {
 	onlyShm(t)
 	tcp := plainListen(t, "127.0.0.1:0")
 	stopped := startServer(t, tcp, 7)
 	startServer(t, tcp, 8)
-	of := func(d *Dialer, name byte) net.Conn { // a connection that this one has accepted
+	of := func(d *Dialer, name byte) net.Conn { // returns a connection that the named process has accepted
 		t.Helper()
 		for {
 			c := mustDial(t, d, tcp.Addr().String())
@@ -134,7 +134,7 @@ func TestStoppedIsAskedInVain(t *testing.T) {
 	}
 	wantMoved(t, c, shm.Name)
 	wantCarried(t, c, shm.Name)
-	if took := time.Since(began); took > testTimeout/2 { // one that waits for the stopped process takes all of that
+	if took := time.Since(began); took > testTimeout/2 { // one that waited for the stopped process would take all of it
 		t.Errorf("it took %v", took)
 	}
 	newconn.HandleOf(own).CallUse(0)
@@ -151,8 +151,8 @@ func TestStoppedIsAskedInVain(t *testing.T) {
 	}
 }
 
-// Who needs the descriptor of a connection that has moved to a process that is stopped gets an
-// error within its time; when the process goes on the connection is on TCP, and has lost nothing.
+// The peer's process of a connection that has moved is stopped. A call that needs the descriptor fails
+// within its time. When the process goes on, the connection goes back to TCP, and no byte is lost.
 func TestDescriptorOfAConnectionToAStoppedProcess(t *testing.T) {
 	onlyShm(t)
 	tcp := plainListen(t, "127.0.0.1:0")
@@ -207,8 +207,8 @@ func TestDescriptorOfAConnectionToAStoppedProcess(t *testing.T) {
 	}
 }
 
-// Connections to a stopped process come to move, more than may at a time. One to another process
-// moves meanwhile.
+// More connections to a stopped process begin to move than may move at the same time. A connection to
+// another process moves meanwhile.
 func TestStoppedHoldsUpNobodyElse(t *testing.T) {
 	onlyShm(t)
 	tcp := plainListen(t, "127.0.0.1:0")
@@ -229,22 +229,22 @@ func TestStoppedHoldsUpNobodyElse(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wantTurn(t, c, turns, len(stuck)-movers.MostMoving+1) // there was room for it at once
+	wantTurn(t, c, turns, len(stuck)-movers.MostMoving+1) // it did not have to wait for the others
 }
 
-// otherProcess returns a connection to one, 8, that answers, and how many other connections wait
-// when it has its turns.
+// otherProcess returns a connection to a server named 8, which answers. On turns it sends how many other
+// connections wait each time that one to this server has its turn to move.
 func otherProcess(t *testing.T) (c net.Conn, turns <-chan int) {
 	t.Helper()
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 	go reply(l, 8)
-	waiting := make(chan int, 100) // more than its tries
+	waiting := make(chan int, 100) // more than there are attempts
 	useProviders(t, turnOf{byShm, l.Addr().(*net.TCPAddr).AddrPort(), waiting})
 	return mustDial(t, new(Dialer), l.Addr().String()), waiting
 }
 
-// wantTurn uses such a connection until it has moved, and wants so many others to wait when it has
-// its first turn. Where processors are busy that may run out of time, and more use brings another.
+// wantTurn uses this connection until it has moved, and checks that at least so many others still wait
+// when it has its first turn. On a busy machine that attempt may time out, and more use starts another.
 func wantTurn(t testing.TB, c net.Conn, turns <-chan int, others int) {
 	t.Helper()
 	newconn.HandleOf(c).CallUse(0)
@@ -260,7 +260,8 @@ func wantTurn(t testing.TB, c net.Conn, turns <-chan int, others int) {
 	}
 }
 
-// turnOf is shared memory, and tells how many connections wait when one to an address has its turn.
+// turnOf is the provider of shared memory. It sends how many connections wait when one to a given
+// address has its turn.
 type turnOf struct {
 	moving.Provider
 	to      netip.AddrPort
@@ -270,7 +271,7 @@ type turnOf struct {
 func (o turnOf) Move(ctx context.Context, h newconn.Handle, s moving.Settings) error {
 	if h.TCP().RemoteAddr().(*net.TCPAddr).AddrPort() == o.to {
 		waiting := 0
-		for ok := false; !ok; { // it gives up on a lock that is contended
+		for ok := false; !ok; { // Counts gives up if a lock is held
 			_, waiting, ok = moving.Queue.Counts()
 		}
 		o.waiting <- waiting
@@ -278,7 +279,7 @@ func (o turnOf) Move(ctx context.Context, h newconn.Handle, s moving.Settings) e
 	return o.Provider.Move(ctx, h, s)
 }
 
-// A connection that has moved: what is written waits in memory.
+// The peer of a connection that has moved is stopped: what is written waits in memory.
 func TestStoppedAfterTheMove(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
 	p := startServer(t, tcp, 7)
@@ -293,13 +294,13 @@ func TestStoppedAfterTheMove(t *testing.T) {
 	wantCarried(t, c, shm.Name)
 }
 
-// Stopped again and again, at any moment, connections are made, move, and are answered. All move
-// if an attempt has the time to wait for the process to go on; otherwise those that it has not
-// answered, or not accepted, in time stay on TCP.
+// The listener's process is stopped and continued at random moments, while connections are made and
+// used, and move. All move if an attempt has enough time to wait until the process goes on. Otherwise
+// those stay on TCP that the process has not accepted, or whose proposal it has not answered, in time.
 func TestStoppedAtAnyMoment(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
-		outlast bool // each stop outlasts attempts
+		outlast bool // each stop is longer than an attempt
 	}{
 		{name: "for a moment"},
 		{name: "for longer than an attempt", outlast: true},
@@ -318,10 +319,10 @@ func TestStoppedAtAnyMoment(t *testing.T) {
 				p.stop(t)
 				if tt.outlast {
 					c := mustDial(t, d, tcp.Addr().String())
-					for decided(c) == nil && InfoOf(c).Fallback == ReasonTimeout { // there was no time for an attempt
+					for decided(c) == nil && InfoOf(c).Fallback == ReasonTimeout { // an attempt did not have enough time
 						c = mustDial(t, d, tcp.Addr().String())
 					}
-					wantStays(t, c, ReasonNoListener) // it is not accepted
+					wantStays(t, c, ReasonNoListener) // it was not accepted
 				}
 				p.goOn(t)
 			}
@@ -332,7 +333,7 @@ func TestStoppedAtAnyMoment(t *testing.T) {
 			for why, n := range load.stayed {
 				switch why {
 				case fmt.Sprint(ReasonNoListener, ": ", hello.ErrNotAccepted):
-				case fmt.Sprint(ReasonNoListener, ": ", hello.ErrUnknown): // the kernel has accepted it, and the process was stopped
+				case fmt.Sprint(ReasonNoListener, ": ", hello.ErrUnknown): // only the kernel has accepted it, as the process was stopped
 				default:
 					if !strings.HasPrefix(why, ReasonTimeout.String()+": ") {
 						t.Errorf("%d stayed on TCP: %s", n, why)
@@ -343,8 +344,8 @@ func TestStoppedAtAnyMoment(t *testing.T) {
 	}
 }
 
-// shortAttempt is a short time in which attempts to move succeed, though several are made at once:
-// ten times what one takes as busy as the machine is now.
+// shortAttempt returns a time in which attempts to move succeed even if several are made at once: ten
+// times what one takes on the machine now.
 func shortAttempt(t *testing.T, d *Dialer, address string) time.Duration {
 	t.Helper()
 	least, most := time.Duration(amount(50, 500))*time.Millisecond, time.Second
@@ -353,7 +354,7 @@ func shortAttempt(t *testing.T, d *Dialer, address string) time.Duration {
 	return min(max(least, 10*time.Since(began)), most)
 }
 
-// … and so are those of a dialer that is stopped as soon as each is accepted, and begins to move.
+// The same, with a dialer that is stopped as soon as each connection is accepted, and begins to move.
 func TestStoppedDialer(t *testing.T) {
 	l := mustListen(t, &ListenConfig{Providers: []string{shm.Name}}, "tcp", "127.0.0.1:0")
 	accepted := make(chan bool, loadConns)
@@ -375,7 +376,7 @@ func TestStoppedDialer(t *testing.T) {
 	}
 }
 
-// announced tells of each connection that it accepts.
+// announced reports each connection that it accepts.
 type announced struct {
 	net.Listener
 	accepted chan<- bool
@@ -389,7 +390,7 @@ func (a announced) Accept() (net.Conn, error) {
 	return c, err
 }
 
-// … and so is a dialer that streams. The acceptor waits for nothing.
+// The same, with a dialer that streams. The acceptor waits for nothing.
 func TestStoppedDialerStreams(t *testing.T) {
 	const total = 4_000_000
 	for _, l := range shmLanes {
@@ -401,7 +402,7 @@ func TestStoppedDialerStreams(t *testing.T) {
 			l.carries(t, c)
 			e := streamEnd{conn: c, seed: 1}
 			var streaming sync.WaitGroup
-			p.stopFor(t, func() { streaming.Go(func() { e.both(t, total) }) }) // which might be over before a later one
+			p.stopFor(t, func() { streaming.Go(func() { e.both(t, total) }) }) // the stream might be over before a later stop
 			for range amount(20, 5) {
 				p.stopFor(t, func() {})
 			}
@@ -413,7 +414,7 @@ func TestStoppedDialerStreams(t *testing.T) {
 	}
 }
 
-// stopFor stops a process, unless it has ended, while something is done.
+// stopFor stops a process while do runs, unless the process has ended.
 func (p *process) stopFor(t testing.TB, do func()) {
 	t.Helper()
 	if p.Process.Signal(syscall.SIGSTOP) != nil {
@@ -427,7 +428,7 @@ func (p *process) stopFor(t testing.TB, do func()) {
 	p.Process.Signal(syscall.SIGCONT)
 }
 
-// wantNothing reads, and finds nothing.
+// wantNothing reads, and expects to find nothing.
 func wantNothing(t testing.TB, c interface {
 	io.Reader
 	SetReadDeadline(time.Time) error
@@ -442,7 +443,7 @@ func wantNothing(t testing.TB, c interface {
 	c.SetReadDeadline(time.Time{})
 }
 
-// wantAnswer reads the answer of a process to a byte.
+// wantAnswer reads a process's answer to one byte.
 func wantAnswer(t testing.TB, c io.Reader, name byte) {
 	t.Helper()
 	b := make([]byte, 1)
@@ -455,7 +456,7 @@ func wantAnswer(t testing.TB, c io.Reader, name byte) {
 func use(t testing.TB, c net.Conn, name byte) {
 	t.Helper()
 	c.SetDeadline(time.Now().Add(testTimeout))
-	waitFor(t, "it moves", func() bool { // an attempt that fails is followed by one behind four times as much use
+	waitFor(t, "it moves", func() bool { // an attempt that fails is repeated after four times as much use
 		for range firstTurns {
 			if _, err := c.Write(make([]byte, 1)); err != nil {
 				t.Fatal(err)
@@ -467,8 +468,8 @@ func use(t testing.TB, c net.Conn, name byte) {
 	c.SetDeadline(time.Time{})
 }
 
-// A program starts others all the time while its connections move. Each moves, and none of the
-// others gets a descriptor.
+// A program starts other programs all the time while its connections move. Each connection moves, and no
+// other program inherits a descriptor.
 func TestForkAndExecWhileConnectionsMove(t *testing.T) {
 	before := descriptorsOfAChild(t)
 	tcp := plainListen(t, "127.0.0.1:0")
@@ -494,8 +495,8 @@ func descriptorsOfAChild(t testing.TB) string {
 	return string(out)
 }
 
-// Processes that are stopped cost one attempt to move, however many they are: the next one asks
-// the others first.
+// Processes that are stopped cost only one attempt to move, however many they are: the next attempt asks
+// the other processes first.
 func TestStoppedCostOneAttempt(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
 	at := finding.Here(tcpid.Namespace(tcp), tcp.Addr().(*net.TCPAddr).AddrPort().Port())
@@ -514,7 +515,7 @@ func TestStoppedCostOneAttempt(t *testing.T) {
 	useProviders(t, watched{byShm, func(move func() error) error {
 		const mark = "behind it are those that do not answer this attempt"
 		var before []string
-		finding.Note(at, func(h *finding.Hint) { // all but who had the last connection, or it was asked first
+		finding.Note(at, func(h *finding.Hint) { // without the name of the process that had the last connection, as that would be asked first
 			before = slices.DeleteFunc(slices.Clone(h.Silent), func(s string) bool { return s == mark })
 			*h = finding.Hint{Silent: slices.Concat(before, []string{mark})}
 		})
@@ -523,7 +524,7 @@ func TestStoppedCostOneAttempt(t *testing.T) {
 		now = now[slices.Index(now, mark)+1:]
 		stoodStill := func(s string) bool { return !slices.Contains(silent, s) }
 		if errors.Is(err, hello.ErrUnknown) || slices.ContainsFunc(slices.Concat(before, now), stoodStill) {
-			return err // the other one had not accepted it yet, or has not answered, so that it was the rest's turn
+			return err // the right process had not accepted yet, or not answered, so the stopped ones were asked next
 		}
 		for _, s := range now {
 			if asked[s]++; asked[s] > 1 {
@@ -539,7 +540,7 @@ func TestStoppedCostOneAttempt(t *testing.T) {
 	}
 }
 
-// One that was stopped as well, and goes on, is asked again before long, whatever others are silent.
+// A process that was stopped, and goes on, is asked again soon, however many others are still stopped.
 func TestStoppedAmongStopped(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
 	var all []*process
@@ -551,7 +552,7 @@ func TestStoppedAmongStopped(t *testing.T) {
 	if err != nil || len(names) != len(all) {
 		t.Fatal(names, err)
 	}
-	finding.Note(at, func(h *finding.Hint) { h.Silent = names }) // as if each had been asked in vain
+	finding.Note(at, func(h *finding.Hint) { h.Silent = names }) // as if each had been asked and had not answered
 	for i, p := range all {
 		if i < len(all)-1 {
 			p.stop(t)
@@ -573,12 +574,12 @@ func TestStoppedAmongStopped(t *testing.T) {
 	t.Errorf("%+v", by)
 }
 
-// Many connections to several stopped processes hold up a move to another one only until the
-// first attempts there have run out of time.
+// Many connections to several stopped processes delay a move to another process only until the first
+// attempts there have timed out.
 func TestManyStoppedHoldUpNobodyElse(t *testing.T) {
 	onlyShm(t)
 	var stuck []net.Conn
-	for left := movers.MostMoving; left > 0; left /= 2 { // of which each leaves half to the others
+	for left := movers.MostMoving; left > 0; left /= 2 { // each process's connections leave half of what is left to the others
 		tcp := plainListen(t, "127.0.0.1:0")
 		p := startServer(t, tcp, 7)
 		for range left {
@@ -598,10 +599,11 @@ func TestManyStoppedHoldUpNobodyElse(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wantTurn(t, c, turns, len(stuck)/4) // behind the first attempts the next ones end soon
+	wantTurn(t, c, turns, len(stuck)/4) // after the first attempts, the next ones end soon
 }
 
-// A process that is asked when a dial is nearly over counts as what it was before.
+// A process that is asked only at the very end of an attempt does not count as silent because of that,
+// nor as one that has answered.
 func TestSilentOnlyIfThereWasTime(t *testing.T) {
 	tcp := plainListen(t, "127.0.0.1:0")
 	p := startServer(t, tcp, 7)
@@ -623,7 +625,7 @@ func TestSilentOnlyIfThereWasTime(t *testing.T) {
 	}
 	p.stop(t)
 	defer p.goOn(t)
-	if !move(testTimeout) { // of which it takes half a second
+	if !move(testTimeout) { // it takes half a second of that
 		t.Error("not silent, though it is stopped")
 	}
 	if !move(finding.AnswersIn / 2) {

@@ -18,7 +18,7 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// httptrace sees the connect of each dial, as it is net's own.
+// httptrace reports the connect of each dial, because it is net's own.
 func TestDialsAreTraced(t *testing.T) {
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 	server := &http.Server{Handler: http.NotFoundHandler()}
@@ -56,8 +56,8 @@ func TestDialsAreTraced(t *testing.T) {
 	}
 }
 
-// WriteUrgent waits while attempts to move the connection fail that are made again, as the other end's
-// process does not know it yet, and begins no other.
+// WriteUrgent makes a connection move. While attempts fail because the other end's process has not
+// accepted the connection yet, and are repeated, it waits, and begins no others.
 func TestUrgentDataBesideAttempts(t *testing.T) {
 	onlyShm(t)
 	tcp := plainListen(t, "127.0.0.1:0")
@@ -77,8 +77,8 @@ func TestUrgentDataBesideAttempts(t *testing.T) {
 	}
 }
 
-// However often urgent data was to move a connection in vain, as to a peer that has stopped: it moves
-// behind no more use than without, and urgent data moves it, too.
+// However often urgent data has tried to move a connection in vain, as to a process that is stopped, the
+// connection later moves after no more use than otherwise, and urgent data can move it, too.
 func TestUrgentDataInVain(t *testing.T) {
 	f := useFake(t)
 	attempts := make(chan error)
@@ -87,7 +87,7 @@ func TestUrgentDataInVain(t *testing.T) {
 	for _, by := range []string{"use", "urgent data"} {
 		c := mustDial(t, new(Dialer), l.Addr().String()).(*sanconn.Conn)
 		s := mustAccept(t, l)
-		const many = 30 // by four times as much use each, that would be beyond all numbers
+		const many = 30 // if each multiplied the use by four, the number would overflow
 		for range many {
 			c.SetWriteDeadline(time.Unix(1, 0))
 			if _, err := c.WriteUrgent([]byte("!")); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -104,7 +104,7 @@ func TestUrgentDataInVain(t *testing.T) {
 		go func() { attempts <- nil }()
 		if by == "use" {
 			sendZeros(t, c, s, moving.FirstUse)
-		} else if _, err := c.WriteUrgent([]byte("!")); err != nil && !errors.Is(err, errors.ErrUnsupported) { // it has taken longer
+		} else if _, err := c.WriteUrgent([]byte("!")); err != nil && !errors.Is(err, errors.ErrUnsupported) { // it took longer than the attempt
 			t.Error(err)
 		}
 		wantMoved(t, c, fakeName)
@@ -112,7 +112,7 @@ func TestUrgentDataInVain(t *testing.T) {
 	}
 }
 
-// Urgent data waits for the other end to be accepted.
+// WriteUrgent waits until the other end has been accepted.
 func TestUrgentDataWaitsForTheAccept(t *testing.T) {
 	f := useFake(t)
 	var attempts atomic.Int32
@@ -125,7 +125,7 @@ func TestUrgentDataWaitsForTheAccept(t *testing.T) {
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 	c := mustDial(t, new(Dialer), l.Addr().String()).(*sanconn.Conn)
 	s := mustAccept(t, l)
-	if _, err := c.WriteUrgent([]byte("!")); err != nil && !errors.Is(err, errors.ErrUnsupported) { // it has taken longer
+	if _, err := c.WriteUrgent([]byte("!")); err != nil && !errors.Is(err, errors.ErrUnsupported) { // it took longer than the attempt
 		t.Error(err)
 	}
 	wantMoved(t, c, fakeName)
@@ -135,14 +135,14 @@ func TestUrgentDataWaitsForTheAccept(t *testing.T) {
 	}
 }
 
-// Urgent data moves a connection that has not been used, or that a look at its descriptor has taken
-// back; where the program has the descriptor, or the other end is plain, it fails.
+// Urgent data moves a connection that has not been used, and one that Control has taken back to TCP. If
+// the program has taken the descriptor, or the other end is plain, WriteUrgent fails.
 func TestUrgentDataMovesTheConnection(t *testing.T) {
 	onlyShm(t)
 	l := mustListen(t, &ListenConfig{}, "tcp", "127.0.0.1:0")
 	c := mustDial(t, new(Dialer), l.Addr().String()).(*sanconn.Conn)
 	server := mustAccept(t, l).(*sanconn.Conn)
-	waitFor(t, "urgent data moves it", func() bool { // which takes more than one where an attempt runs out of time
+	waitFor(t, "urgent data moves it", func() bool { // it takes more than one if an attempt times out
 		n, err := c.WriteUrgent([]byte("!"))
 		if err == nil && n == 1 {
 			return true

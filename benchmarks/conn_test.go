@@ -1,11 +1,10 @@
-// Package benchmarks measures connections within one process, where the Go
-// tools count allocations and profile both ends, and net/http, copies of files and
-// short connections between two:
+// Package benchmarks measures connections within one process, where the Go tools count allocations and
+// profile both ends. Between two processes it measures net/http, copies of files and short connections:
 //
 //	go test -bench . -benchmem ./benchmarks
 //
-// What else a program gains between two processes is for sanperf to say. On a machine
-// with devices for tests (test/guest) there is a transport "verbs" besides.
+// sanperf measures other connections between two processes. On a machine with devices for tests
+// (test/guest) there is also a transport "verbs".
 package benchmarks
 
 import (
@@ -30,9 +29,9 @@ type transport struct {
 	listen func(dir string) (net.Listener, error)
 	dial   func(net.Addr) (net.Conn, error)
 
-	provider string // to which a connection has to move before it is measured; "": none
+	provider string // to which a connection has to move before it is measured; "": it does not move
 
-	fresh bool // short connections are measured as package san makes them, on TCP
+	fresh bool // short connections stay on TCP, as package san makes them by default
 }
 
 var transports = append([]transport{
@@ -56,13 +55,13 @@ var transports = append([]transport{
 	},
 }, verbs()...)
 
-// atOnce has connections move at once, and for as long as connect waits for that: nothing is written
-// meanwhile, behind which they would try again.
+// atOnce makes connections move at once. The attempt may take as long as connect waits for the move:
+// nothing is written in the meantime, after which a failed attempt would be repeated.
 var atOnce = &san.Dialer{Options: sanconn.Options{MoveAtOnce: true, AttemptTimeout: moveTime}}
 
 const moveTime = 30 * time.Second
 
-// verbs goes from one end of the guest's cable to the other, where there is one.
+// verbs connects one end of the guest's cable with the other, if there is one.
 func verbs() []transport {
 	host := map[string]string{"rxe": "10.8.0.2", "siw": "10.8.1.2"}[testenv.Device()]
 	if host == "" {
@@ -79,7 +78,7 @@ func verbs() []transport {
 	}}
 }
 
-// serve listens and hands every connection to handle, until the benchmark ends.
+// serve listens and passes every connection to handle, until the benchmark ends.
 func (tr transport) serve(b *testing.B, handle func(net.Conn)) net.Addr {
 	b.Helper()
 	l, err := tr.listen(b.TempDir())
@@ -102,7 +101,7 @@ func (tr transport) serve(b *testing.B, handle func(net.Conn)) net.Addr {
 	return l.Addr()
 }
 
-// short connects for a use that may end before a move pays.
+// short dials a connection whose use may end before a move pays.
 func (tr transport) short(a net.Addr) (net.Conn, error) {
 	if tr.fresh {
 		return san.Dial("tcp", a.String())
@@ -110,8 +109,7 @@ func (tr transport) short(a net.Addr) (net.Conn, error) {
 	return tr.dial(a)
 }
 
-// connect dials, and waits until the connection has moved to the provider that the transport
-// promises.
+// connect dials, and waits until the connection has moved to the transport's provider.
 func (tr transport) connect(a net.Addr) (net.Conn, error) {
 	c, err := tr.dial(a)
 	if err != nil {

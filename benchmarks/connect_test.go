@@ -11,7 +11,7 @@ import (
 	"github.com/sanconn/san"
 )
 
-// serveConnects closes what it accepts.
+// serveConnects closes each connection that it accepts.
 func serveConnects(l net.Listener, _ string) error {
 	for {
 		c, err := l.Accept()
@@ -22,8 +22,8 @@ func serveConnects(l net.Listener, _ string) error {
 	}
 }
 
-// BenchmarkConnect connects to another process, which accepts and closes, reads the end, and
-// closes, in so many goroutines at a time.
+// BenchmarkConnect connects to another process, which accepts and closes; then this process reads the
+// end, and closes. It does so in several goroutines at a time.
 func BenchmarkConnect(b *testing.B) {
 	for _, dialers := range []int{1, 8} {
 		for _, tr := range transports {
@@ -75,7 +75,7 @@ func benchmarkConnect(b *testing.B, tr transport, dialers int) {
 	b.ReportMetric(float64(server.cpu(b)-before)/float64(b.N)/1e3, "cpu-us/op")
 }
 
-// serveUntilEnd reads what it accepts to the end.
+// serveUntilEnd reads each connection that it accepts until the end.
 func serveUntilEnd(l net.Listener, _ string) error {
 	for {
 		c, err := l.Accept()
@@ -86,8 +86,8 @@ func serveUntilEnd(l net.Listener, _ string) error {
 	}
 }
 
-// BenchmarkMove connects to another process over a link that is there, moves to it, and closes;
-// and without the move.
+// BenchmarkMove connects to another process over an existing link, moves the connection to shared
+// memory, and closes it; and it does the same without the move.
 func BenchmarkMove(b *testing.B) {
 	for _, tr := range transports {
 		dial := (&san.Dialer{Policy: san.Require}).Dial
@@ -116,9 +116,9 @@ func BenchmarkMove(b *testing.B) {
 	}
 }
 
-// BenchmarkBreakEven connects to another process over a link that is there, makes so many round
-// trips, or writes so many bytes, and closes: by net, by package san as it decides, and moved at
-// once. Where a move costs less than it saves, cpu-us/op of both ends is below net's.
+// BenchmarkBreakEven connects to another process over an existing link, makes some round trips or writes
+// some bytes, and closes: by net, by package san with its default rule, and moved at once. Where a move
+// costs less than it saves, cpu-us/op of both ends is below net's.
 func BenchmarkBreakEven(b *testing.B) {
 	dials := []struct {
 		name string

@@ -11,11 +11,11 @@ import (
 	"testing"
 )
 
-// fileSize is the size in bytes of the file that is sent: large enough that connecting does
-// not count, and far more than a processor's caches hold.
+// fileSize is the size in bytes of the file that is sent: so large that the time to connect is
+// negligible, and much larger than a processor's caches.
 const fileSize = 64 << 20
 
-// serveCopies sends the file by each connection and closes that.
+// serveCopies sends the file over each connection, and closes the connection.
 func serveCopies(l net.Listener, file string) error {
 	for {
 		c, err := l.Accept()
@@ -41,7 +41,7 @@ func sendFile(c net.Conn, file string) error {
 	return err
 }
 
-// sinks are what a file is received into.
+// sinks are the destinations of a received file.
 var sinks = []struct {
 	name string
 	open func(b *testing.B) (io.Writer, error)
@@ -56,8 +56,8 @@ var sinks = []struct {
 	}},
 }
 
-// BenchmarkCopyFile copies a file from another process, a new connection each time, with
-// io.Copy at both ends. The files stay in the page cache, best with TMPDIR in a tmpfs.
+// BenchmarkCopyFile copies a file from another process with io.Copy at both ends, over a new connection
+// each time. The files stay in the page cache; TMPDIR should be in a tmpfs.
 func BenchmarkCopyFile(b *testing.B) {
 	benchmarkFile(b, "copy", func(b *testing.B, tr transport, from net.Addr) download {
 		return func(w io.Writer) (int64, error) {
@@ -71,8 +71,8 @@ func BenchmarkCopyFile(b *testing.B) {
 	})
 }
 
-// BenchmarkServeFile gets the same file from a net/http server, which sends it with
-// http.ServeFile, by one connection that is kept.
+// BenchmarkServeFile gets the same file from a net/http server, which sends it with http.ServeFile, over
+// one connection that is kept.
 func BenchmarkServeFile(b *testing.B) {
 	benchmarkFile(b, "http", func(b *testing.B, tr transport, from net.Addr) download {
 		client := httpClient(b, tr, from, 1)
@@ -111,7 +111,7 @@ func benchmarkFile(b *testing.B, server string, connect func(*testing.B, transpo
 	}
 }
 
-// benchmarkDownload measures downloads into w, and what they cost both processes.
+// benchmarkDownload measures downloads into w, and the processor time that they take in both processes.
 func benchmarkDownload(b *testing.B, receive download, p *process, content []byte, w io.Writer) {
 	var got bytes.Buffer
 	if _, err := receive(&got); err != nil {
@@ -130,7 +130,7 @@ func benchmarkDownload(b *testing.B, receive download, p *process, content []byt
 			b.Fatalf("received %d bytes of %d: %v", n, len(content), err)
 		}
 	}
-	once() // the received file gets its pages
+	once() // the received file gets its pages now
 	b.SetBytes(int64(len(content)))
 	before := p.cpu(b)
 	for b.Loop() {

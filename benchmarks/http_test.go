@@ -29,12 +29,11 @@ func serveHTTP(l net.Listener, file string) error {
 	}))
 }
 
-// httpClient returns a client that keeps so many connections over tr, until the benchmark
-// ends.
+// httpClient returns a client that keeps conns connections over tr, until the benchmark ends.
 func httpClient(b *testing.B, tr transport, to net.Addr, conns int) *http.Client {
 	client := &http.Client{Transport: &http.Transport{
 		MaxIdleConnsPerHost: conns,
-		MaxConnsPerHost:     conns, // else each request that finds none idle dials one more, and does not wait for it
+		MaxConnsPerHost:     conns, // otherwise a request that finds none idle dials another one
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			return tr.connect(to)
 		},
@@ -57,8 +56,8 @@ func get(client *http.Client, url string, w io.Writer) (int64, error) {
 	return n, err
 }
 
-// BenchmarkHTTP asks a net/http server in another process, by so many connections at a
-// time, which it keeps, for responses of so many bytes.
+// BenchmarkHTTP requests responses of a given size from a net/http server in another process, over a
+// given number of connections at a time, which are kept.
 func BenchmarkHTTP(b *testing.B) {
 	for _, size := range []int{100, 100 << 10, 1 << 20} {
 		for _, conns := range []int{1, 8, 64} {
@@ -98,7 +97,7 @@ func benchmarkHTTP(b *testing.B, tr transport, size, conns int) {
 		}
 		all.Wait()
 	}
-	ask(4 * conns) // connects
+	ask(4 * conns) // makes the connections
 	if b.Failed() {
 		return
 	}

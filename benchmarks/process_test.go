@@ -19,7 +19,7 @@ import (
 // one of servers, a transport and the file to serve, if any.
 const serverVar = "BENCH_SERVER"
 
-// servers serve l until it is closed.
+// servers are the servers by name. Each serves l until l is closed.
 var servers = map[string]func(l net.Listener, file string) error{
 	"http":    serveHTTP,
 	"copy":    serveCopies,
@@ -41,8 +41,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// runServer prints its address, then the processor time that it has used, in ns, for each
-// line of its standard input, until that ends.
+// runServer prints its address. Then, for each line of its standard input, it prints the processor time
+// that it has used, in ns. It returns when the input ends.
 func runServer(server, transport, file string) error {
 	tr, err := transportNamed(transport)
 	if err != nil {
@@ -87,7 +87,7 @@ type process struct {
 	out  *bufio.Reader
 }
 
-// startServer starts this program once more, as a server over tr, until the benchmark ends.
+// startServer starts this program again, as a server over tr, until the benchmark ends.
 func startServer(b *testing.B, server string, tr transport, file string) *process {
 	b.Helper()
 	cmd := exec.Command(os.Args[0], server, tr.name, file)
@@ -117,7 +117,7 @@ func startServer(b *testing.B, server string, tr transport, file string) *proces
 	return p
 }
 
-// line reads what the process prints next.
+// line returns the next line that the process prints.
 func (p *process) line(b *testing.B) string {
 	b.Helper()
 	line, err := p.out.ReadString('\n')
@@ -127,7 +127,7 @@ func (p *process) line(b *testing.B) string {
 	return strings.TrimSpace(line)
 }
 
-// cpu is the processor time that both processes together have used so far.
+// cpu returns the processor time that both processes together have used so far.
 func (p *process) cpu(b *testing.B) time.Duration {
 	b.Helper()
 	if _, err := fmt.Fprintln(p.in); err != nil {

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// serveEcho returns what it reads.
+// serveEcho sends back what it reads.
 func serveEcho(l net.Listener, _ string) error {
 	for {
 		c, err := l.Accept()
@@ -30,14 +30,14 @@ func serveEcho(l net.Listener, _ string) error {
 	}
 }
 
-// busyProcess is the name of a process that only takes the processors' time.
+// busyProcess is the name of a process that only uses processor time.
 const busyProcess = "busy"
 
 // runBusy keeps each processor busy until standard input ends.
 func runBusy() {
 	for range runtime.NumCPU() {
 		go func() {
-			for n := 0; ; n++ { // a loop that does nothing is a fault to staticcheck
+			for n := 0; ; n++ { // staticcheck reports an empty loop
 			}
 		}()
 	}
@@ -45,10 +45,10 @@ func runBusy() {
 	os.Exit(0)
 }
 
-// startBusy has another process compete for all processors until the benchmark ends.
+// startBusy runs a process that competes for all processors until the benchmark ends.
 func startBusy(b *testing.B) {
 	cmd := exec.Command(os.Args[0], busyProcess)
-	// One more thread, so that one is left to notice the end of the input.
+	// One more thread than processors, to notice the end of the input.
 	cmd.Env = append(os.Environ(), serverVar+"=1", fmt.Sprint("GOMAXPROCS=", runtime.NumCPU()+1))
 	in, err := cmd.StdinPipe()
 	if err == nil {
@@ -64,13 +64,13 @@ func startBusy(b *testing.B) {
 	})
 }
 
-// setQuota gives this process, and those that it starts, half of the processors' time until
-// the benchmark ends, as a container's CPU limit does.
+// setQuota limits this process, and those that it starts, to half of the processors' time until the
+// benchmark ends, as a container's CPU limit does.
 func setQuota(b *testing.B) {
 	const period = 100_000 // µs, the default of container runtimes
 	quota := strconv.Itoa(period * runtime.NumCPU() / 2)
 	base, limits := "/sys/fs/cgroup", [][2]string{{"cpu.max", fmt.Sprint(quota, " ", period)}}
-	if _, err := os.Stat(base + "/cpu/cgroup.procs"); err == nil { // version 1
+	if _, err := os.Stat(base + "/cpu/cgroup.procs"); err == nil { // cgroups version 1
 		base, limits = base+"/cpu", [][2]string{{"cpu.cfs_period_us", strconv.Itoa(period)}, {"cpu.cfs_quota_us", quota}}
 	}
 	group := filepath.Join(base, fmt.Sprint("san-bench-", os.Getpid()))
@@ -90,9 +90,9 @@ func setQuota(b *testing.B) {
 	b.Cleanup(func() { set(base, "cgroup.procs", strconv.Itoa(os.Getpid())) })
 }
 
-// BenchmarkScarce measures where processors are scarce: beside one busy loop for each, and
-// with a quota of half their time. ns/op is of all callers together; p50 and p99 are of each
-// call. Compare the transports round by round (-count): the machine's pace changes.
+// BenchmarkScarce measures where processors are scarce: beside one busy loop for each processor, and
+// with a quota of half their time. ns/op is of all callers together; p50 and p99 are of each call.
+// Compare the transports round by round (-count), because the machine's speed changes.
 func BenchmarkScarce(b *testing.B) {
 	for _, scarce := range []struct {
 		name string
@@ -113,7 +113,7 @@ func BenchmarkScarce(b *testing.B) {
 		} {
 			for _, tr := range transports {
 				if tr.name == "unix" {
-					continue // the server process has no directory
+					continue // the server process gets no directory for the socket
 				}
 				b.Run(fmt.Sprintf("%s/%s/%d/%s", scarce.name, work.name, work.callers, tr.name), func(b *testing.B) {
 					scarce.make(b)
@@ -124,8 +124,7 @@ func BenchmarkScarce(b *testing.B) {
 	}
 }
 
-// startEcho starts calls that send so many bytes and read them back, each caller's by a
-// connection of its own.
+// startEcho makes calls that send so many bytes and read them back, each caller on its own connection.
 func startEcho(size int) func(b *testing.B, tr transport, callers int) func(int) error {
 	return func(b *testing.B, tr transport, callers int) func(int) error {
 		server := startServer(b, "echo", tr, "")
@@ -145,7 +144,7 @@ func startEcho(size int) func(b *testing.B, tr transport, callers int) func(int)
 	}
 }
 
-// startHTTP starts calls that ask a net/http server for 100 bytes.
+// startHTTP makes calls that request 100 bytes from a net/http server.
 func startHTTP(b *testing.B, tr transport, callers int) func(int) error {
 	server := startServer(b, "http", tr, "")
 	url := fmt.Sprintf("http://%s/%d", server.addr, 100)
@@ -159,7 +158,7 @@ func startHTTP(b *testing.B, tr transport, callers int) func(int) error {
 	}
 }
 
-// timeCalls has each caller call b.N times, after some calls that do not count.
+// timeCalls lets each caller call b.N times, after some calls that do not count.
 func timeCalls(b *testing.B, callers int, idle time.Duration, call func(caller int) error) {
 	took := make([][]time.Duration, callers)
 	calls := func(n int) {
@@ -168,7 +167,7 @@ func timeCalls(b *testing.B, callers int, idle time.Duration, call func(caller i
 			took[i] = make([]time.Duration, 0, n)
 			all.Go(func() {
 				for range n {
-					time.Sleep(idle) // the caller's own pace, which is measured
+					time.Sleep(idle) // simulates the caller's own pauses, which the latency depends on
 					began := time.Now()
 					if err := call(i); err != nil {
 						b.Error(err)

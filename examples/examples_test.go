@@ -1,5 +1,5 @@
-// Package examples holds programs that use package san as their own would,
-// and the tests that run them, each as a process.
+// Package examples holds programs that use package san as a user's program would, and the tests that run
+// each of them in a process.
 package examples
 
 import (
@@ -18,10 +18,10 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// limit bounds what a test waits for of a process.
+// limit bounds how long a test waits for a process.
 const limit = 2 * time.Minute
 
-// sanProvider is what a connection over loopback has to move to here.
+// sanProvider returns the provider to which a connection over loopback has to move here.
 func sanProvider() string {
 	if runtime.GOOS == "linux" {
 		return "shm"
@@ -29,12 +29,11 @@ func sanProvider() string {
 	return "tcp"
 }
 
-// program builds a package or a file, of this module's, and returns the path
-// of the result.
+// program builds a package or a file of this module, and returns the path of the result.
 func program(t *testing.T, source string) string {
 	t.Helper()
-	// A file that the test itself looks at is one whose change makes go test
-	// run it again; it does not see what go build reads.
+	// go test runs a cached test again only if a file has changed that the test itself has looked at. It
+	// does not notice what go build reads, so the test looks at the source here.
 	if _, err := os.Stat(filepath.Join(source, "main.go")); err != nil && !strings.HasSuffix(source, ".go") {
 		t.Fatal(err)
 	}
@@ -49,14 +48,14 @@ func program(t *testing.T, source string) string {
 	return path
 }
 
-// server is a server example that runs.
+// server is a running server example.
 type server struct {
 	*exec.Cmd
 	lines *bufio.Scanner
 }
 
-// serve starts a server example on a free port, and returns the first line it prints. It ends with
-// the test, however long that takes: programs are built meanwhile.
+// serve starts a server example on a free port, and returns the first line that it prints. The server
+// runs until the test ends, without a timeout, because other programs are built in the meantime.
 func serve(t *testing.T, name string) (ready string, s *server) {
 	t.Helper()
 	s = &server{Cmd: exec.Command(program(t, name), "-l", "127.0.0.1:0")}
@@ -87,7 +86,7 @@ func (s *server) line(t *testing.T) string {
 	return s.lines.Text()
 }
 
-// run runs a program to its end, which has to be a good one.
+// run runs a program, and expects it to exit with 0.
 func run(t *testing.T, path string, args ...string) (stdout, stderr string) {
 	t.Helper()
 	var out, err bytes.Buffer
@@ -137,7 +136,7 @@ func TestCurlTalksToTheSamePortByTCP(t *testing.T) {
 func TestAFileGoesBothWaysUnchanged(t *testing.T) {
 	address, server := serve(t, "./copy/server")
 	client := program(t, "./copy/client")
-	t.Setenv("SAN_MOVE", "now") // in the middle of a large one
+	t.Setenv("SAN_MOVE", "now") // a connection moves in the middle of a large request
 	for _, size := range []int{0, 1, 64<<10 + 1, 128 << 20} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			name := filepath.Join(t.TempDir(), "file")

@@ -22,11 +22,10 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// Each example's connection moves, and is used on the SAN. The other end is the test's, which
-// holds it up until it has moved: two examples by themselves may be done before that, where a
-// machine is busy.
+// Each example's connection moves, and is used on the SAN. The test itself is the other end, and delays
+// the example until the connection has moved: on a busy machine, two examples could be done before that.
 
-// moved is an error until a connection has moved.
+// moved returns an error until the connection has moved.
 func moved(c net.Conn) error {
 	if san.InfoOf(c).Provider != sanProvider() {
 		return fmt.Errorf("it has not moved: %+v", san.InfoOf(c))
@@ -34,7 +33,7 @@ func moved(c net.Conn) error {
 	return nil
 }
 
-// listen returns a listener of the test's.
+// listen returns a listener of the test's end.
 func listen(t *testing.T, address string) net.Listener {
 	t.Helper()
 	l, err := san.Listen("tcp", address)
@@ -45,12 +44,12 @@ func listen(t *testing.T, address string) net.Listener {
 	return l
 }
 
-// dial returns a connection of the test's that has moved, before anything was written.
+// dial returns a connection that has moved before anything was written on it.
 func dial(t *testing.T, address string) net.Conn {
 	t.Helper()
 	var d san.Dialer
 	d.Options.MoveAtOnce = true
-	d.Options.AttemptTimeout = limit // nothing is written, behind which it would try again
+	d.Options.AttemptTimeout = limit // nothing is written, so there would be no second attempt
 	c, err := d.Dial("tcp", address)
 	if err != nil {
 		t.Fatal(err)
@@ -61,7 +60,7 @@ func dial(t *testing.T, address string) net.Conn {
 	return c
 }
 
-// serveOne has one connection served, and returns what waits for that.
+// serveOne serves one connection in the background, and returns a function that waits for its end.
 func serveOne(t *testing.T, l net.Listener, serve func(net.Conn) error) (wait func()) {
 	var serving sync.WaitGroup
 	serving.Go(func() {
@@ -79,11 +78,11 @@ func serveOne(t *testing.T, l net.Listener, serve func(net.Conn) error) (wait fu
 	return func() { l.Close(); serving.Wait() }
 }
 
-// used is more requests than a connection has before it moves, and enough is more than it has
-// before two tries that have failed are followed by another: each comes behind four times as much.
+// used is more requests than a connection needs before it moves. enough is more than it needs for a
+// third attempt, if two have failed: each attempt comes after four times as much use.
 const used, enough = 100, 1000
 
-// hold waits a little for a connection to move, once it has been used.
+// hold delays a connection that has been used, until it has moved or a short time has passed.
 func hold(c net.Conn, n int64) {
 	if n >= used {
 		testenv.Await(20*time.Millisecond, func() error { return moved(c) })
@@ -127,7 +126,7 @@ func TestTheHTTPServersConnectionMoves(t *testing.T) {
 	})
 }
 
-// randomBytes are some that no others are like.
+// randomBytes returns bytes that differ from all others.
 func randomBytes(size int) []byte {
 	b := make([]byte, size)
 	rand.NewChaCha8([32]byte{byte(size)}).Read(b)
@@ -144,7 +143,7 @@ func TestTheCopyClientMoves(t *testing.T) {
 	wait := serveOne(t, l, func(c net.Conn) error {
 		got := bytes.NewBuffer(make([]byte, 0, len(content)+bytes.MinRead))
 		var failed error
-		late := testenv.Await(limit/2, func() error { // a little at each look, or it might all have come
+		late := testenv.Await(limit/2, func() error { // reads a little each time, or all could have come before the move
 			if moved(c) == nil {
 				return nil
 			}
@@ -186,7 +185,7 @@ func TestTheCopyServersConnectionMoves(t *testing.T) {
 	}
 }
 
-// echoHeld sends each line back, and holds it up until the connection has moved.
+// echoHeld echoes each line, and delays it until the connection has moved.
 func echoHeld(c net.Conn) error {
 	lines := bufio.NewScanner(c)
 	for n := int64(1); lines.Scan(); n++ {

@@ -14,8 +14,8 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// readmePrograms returns the README's Go programs, which listen on and dial
-// one fixed address, made to use another.
+// readmePrograms returns the README's Go programs, changed to listen on and dial another address than
+// their fixed one.
 func readmePrograms(t *testing.T, address string) []string {
 	t.Helper()
 	text, err := os.ReadFile("../README.md")

@@ -1,8 +1,8 @@
-// Package sanproxy forwards connections from a listener to wherever a dial function goes, so
-// that programs that make their own sockets use package san: a server that takes no listener
-// gets its clients through a Proxy on a san.Listener, and a client that takes no dial hook
-// goes through one whose Dial is a san.Dialer's. The command cmd/sanproxy is this package for
-// programs that are not in Go, or not to be changed.
+// Package sanproxy forwards connections from a listener to where a dial function connects, so that
+// programs that make their own sockets can use package san. A server that accepts no listener gets its
+// clients through a Proxy on a san.Listener. A client without a dial hook connects to a Proxy whose Dial is
+// a san.Dialer's. The command cmd/sanproxy is this package for programs that are not written in Go, or must
+// not be changed.
 //
 // To serve the clients of package san from a server on a unix socket:
 //
@@ -13,15 +13,14 @@
 //	}}
 //	err = p.Serve(l)
 //
-// Serve returns when the Proxy has been ended: by Shutdown, which waits for its connections, or
-// by Close, which resets them. What goes wrong with a single connection is a line in ErrorLog
-// and a count in Stats.
+// Serve returns when the Proxy was ended: by Shutdown, which waits for its connections, or by Close, which
+// resets them. Errors of single connections are logged to ErrorLog, and counted in Stats.
 //
-// The end of a stream is passed on as such, one direction at a time, and a reset as a reset: what
-// was cut short never looks complete, not even if this process is killed. (A unix socket has no
-// reset: unless there are bytes that it has not read, a closed one ends in order.)
+// The end of a stream is forwarded as an end of that direction, and a reset as a reset: a stream that was
+// cut never looks complete, not even if this process is killed. (A unix socket has no reset: one that is
+// closed ends in order, unless it has unread bytes.)
 //
-// A connection of package san begins on TCP, and may move to a SAN while it is forwarded. Before
-// that its bytes are spliced, as net does; afterwards those between the SAN and a socket are
-// copied once, in the memory of the SAN.
+// A connection of package san begins on TCP, and may move to a SAN while it is forwarded. Before the move
+// its bytes are spliced, as net does; afterwards bytes between the SAN and a socket are copied once, in the
+// memory of the SAN.
 package sanproxy

@@ -13,7 +13,7 @@ import (
 	"github.com/sanconn/san/sanproxy"
 )
 
-// A server that makes its own listener, as httptest's does, gets clients of package san.
+// A server that makes its own listener, as httptest's does, gets clients that use package san.
 func ExampleProxy() {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintln(w, "hello")

@@ -17,7 +17,7 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// stream is bytes of a seed.
+// stream returns n bytes that depend on a seed.
 func stream(seed byte, n int64) io.Reader {
 	return io.LimitReader(rand.NewChaCha8([32]byte{seed}), n)
 }
@@ -28,8 +28,8 @@ func sumOf(r io.Reader) (int64, []byte, error) {
 	return n, h.Sum(nil), err
 }
 
-// Every byte arrives both ways at once, the end of each direction as such. Over a SAN each was
-// copied once, in its memory.
+// Every byte arrives while both directions are busy, and each direction ends with the end of its stream.
+// Over a SAN each byte was copied once, in the memory of the SAN.
 func TestBytesBothWays(t *testing.T) {
 	up, down := int64(scaled(20<<20)+1), int64(scaled(10<<20)+3)
 	eachRoute(t, func(t *testing.T, r route) {
@@ -73,7 +73,7 @@ func TestBytesBothWays(t *testing.T) {
 			if _, ok := middle.(*net.TCPConn); !ok {
 				t.Errorf("the connection in the middle is a %T", middle)
 			}
-		default: // it may have ended before it has moved: see TestCopyAcrossTheMove
+		default: // the connection may have ended before it has moved: see TestCopyAcrossTheMove
 			if info.TCPBytes+info.SANBytes != uint64(up+down) {
 				t.Errorf("%d bytes by TCP and %d by a SAN", info.TCPBytes, info.SANBytes)
 			}
@@ -81,8 +81,8 @@ func TestBytesBothWays(t *testing.T) {
 	})
 }
 
-// A stream that is under way when its connection moves goes on, and both directions end as they
-// do elsewhere.
+// A connection moves in the middle of a stream: the stream goes on, and both directions end as on one
+// carrier.
 func TestCopyAcrossTheMove(t *testing.T) {
 	for _, r := range routes() {
 		if r.provider != "" {
@@ -95,7 +95,7 @@ func TestCopyAcrossTheMove(t *testing.T) {
 				sent, got := sha256.New(), sha256.New()
 				work.Go(func() {
 					src := rand.NewChaCha8([32]byte{byte(i)})
-					for left := int64(-1); left != 0; { // until it has moved, and a little more
+					for left := int64(-1); left != 0; { // until it has moved, and a little longer
 						n, err := io.CopyN(io.MultiWriter(sent, struct{ io.Writer }{way[0]}), src, 64<<10)
 						if err != nil {
 							t.Errorf("after %d bytes: %v", n, err)
@@ -126,7 +126,7 @@ func TestCopyAcrossTheMove(t *testing.T) {
 	}
 }
 
-// An open connection's bytes are counted where a SAN is an end of it.
+// Bytes of a connection that is still open are counted if one of its ends is on a SAN.
 func TestBytesOfOpenConnections(t *testing.T) {
 	c := routes()[0].chain(t)
 	client, server := c.pair(t)
@@ -139,7 +139,7 @@ func TestBytesOfOpenConnections(t *testing.T) {
 	}
 }
 
-// One direction ends, and the other goes on.
+// After one direction has ended, the other goes on.
 func TestHalfClose(t *testing.T) {
 	eachRoute(t, func(t *testing.T, r route) {
 		c := r.chain(t)
@@ -162,7 +162,8 @@ func TestHalfClose(t *testing.T) {
 	})
 }
 
-// A server that closes at once after its answer has closed in order.
+// If a server closes right after its answer, the client gets the answer and the end of the stream, not a
+// reset.
 func TestCloseAfterTheAnswer(t *testing.T) {
 	eachRoute(t, func(t *testing.T, r route) {
 		c := r.chain(t)
@@ -195,7 +196,7 @@ func TestManyConnections(t *testing.T) {
 				})
 			}
 		})
-		dialing := make(chan struct{}, 16) // a connection that has to move has 10 s, also behind others
+		dialing := make(chan struct{}, 16) // a connection with Require has 10 s to move, including its wait for others
 		var open sync.WaitGroup
 		open.Add(conns)
 		for i := range conns {
@@ -211,7 +212,7 @@ func TestManyConnections(t *testing.T) {
 					mustWrite(t, conn, text)
 					wantNext(t, conn, text)
 					dialed()
-					open.Wait() // all are, at once
+					open.Wait() // all of them are open at the same time
 				}
 				conn.CloseWrite()
 				wantAll(t, conn, "")
@@ -224,7 +225,8 @@ func TestManyConnections(t *testing.T) {
 	})
 }
 
-// Where a connection cannot end one direction alone, as net.Pipe, the end of one is that of both.
+// If a connection cannot end one direction alone, such as net.Pipe's, the end of one direction ends
+// both.
 func TestServerInTheProcess(t *testing.T) {
 	for _, who := range []string{"client", "server"} {
 		t.Run(who+" closes", func(t *testing.T) {

@@ -15,10 +15,10 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// testTimeout bounds each wait of a test; a guest is slow.
+// testTimeout bounds each wait of a test. It is long because the guest is slow.
 const testTimeout = 30 * time.Second
 
-// scaled is n, or a tenth of it in a guest.
+// scaled returns n, or a tenth of it in the guest.
 func scaled(n int) int {
 	if testenv.Device() != "" {
 		return n / 10
@@ -26,13 +26,13 @@ func scaled(n int) int {
 	return n
 }
 
-// route is what two Proxies go through: sockets outside, package san in between.
+// route is how two Proxies are connected: sockets outside, package san between them.
 type route struct {
 	name     string
 	provider string // of the connection between the Proxies; "": it begins on TCP, and may move
 	policy   san.Policy
-	host     string // … where the second listens
-	outside  string // network of client and server: "tcp" or "unix"
+	host     string // where the second Proxy listens
+	outside  string // the network of client and server: "tcp" or "unix"
 }
 
 func routes() []route {
@@ -50,8 +50,8 @@ func routes() []route {
 	}
 }
 
-// providers are those that may be used. The guest's two ends are on one host, where shared
-// memory comes first.
+// providers returns the providers that may be used. In the guest both ends are on one host, where shared
+// memory would be preferred to verbs.
 func (r route) providers() []string {
 	if r.provider == "verbs" {
 		return []string{r.provider}
@@ -71,12 +71,13 @@ type chain struct {
 	first, second *Proxy
 	clients       string          // address of first
 	refusing      <-chan struct{} // closed when first accepts no more
-	servers       net.Listener    // what second dials
+	servers       net.Listener    // the listener that second dials
 
-	dialed chan net.Conn // by first
+	dialed chan net.Conn // connections that first has dialed
 }
 
-// chain starts both Proxies and a server's listener. Their settings may be changed by set.
+// chain starts both Proxies and a server's listener. The functions of set may change the Proxies'
+// settings.
 func (r route) chain(t *testing.T, set ...func(first, second *Proxy)) *chain {
 	t.Helper()
 	c := &chain{route: r, dialed: make(chan net.Conn, 1000)}
@@ -109,7 +110,8 @@ func (r route) chain(t *testing.T, set ...func(first, second *Proxy)) *chain {
 	return c
 }
 
-// serve runs Serve until the end of the test, or of the channel that it returns.
+// serve runs Serve in the background until the end of the test, which closes the Proxy. It returns a
+// channel that is closed when Serve has returned.
 func serve(t *testing.T, p *Proxy, l net.Listener) <-chan struct{} {
 	if p.ErrorLog == nil {
 		p.ErrorLog = log.New(io.Discard, "", 0)
@@ -146,13 +148,13 @@ func (r route) listen(t *testing.T) net.Listener {
 	return l
 }
 
-// conn is a socket of a client or server.
+// conn is a client's or a server's socket.
 type conn interface {
 	net.Conn
 	CloseWrite() error
 }
 
-// dial returns a client's connection, and accept the server's.
+// dial returns the client's end of a new connection, and accept the server's end.
 func (c *chain) dial(t *testing.T) conn {
 	t.Helper()
 	conn, err := net.DialTimeout(c.outside, c.clients, testTimeout)
@@ -178,19 +180,19 @@ func prepared(t *testing.T, c net.Conn) conn {
 	return c.(conn)
 }
 
-// pair is a connection through the chain.
+// pair returns both ends of a connection through the chain.
 func (c *chain) pair(t *testing.T) (client, server conn) {
 	t.Helper()
 	client, server, _ = c.whole(t)
 	return client, server
 }
 
-// whole is pair, with the connection between the Proxies.
+// whole returns what pair does, and the connection between the Proxies.
 func (c *chain) whole(t *testing.T) (client, server conn, middle net.Conn) {
 	t.Helper()
 	client = c.dial(t)
 	server = c.accept(t)
-	middle = <-c.dialed // there is one: the server was reached
+	middle = <-c.dialed // it exists, because the server was reached
 	if got := san.InfoOf(middle).Provider; got != c.provider && c.provider != "" {
 		t.Fatalf("provider %q, want %q", got, c.provider)
 	}
@@ -222,9 +224,9 @@ func wantNext(t *testing.T, c net.Conn, want string) {
 	}
 }
 
-// wantReset checks that c's stream ends by a reset; beside may have the error of a Write
-// that went on meanwhile. A socket reports its reset once, to whoever calls first, and only if
-// its stream had not ended in order before: then it is EPIPE.
+// wantReset checks that c's stream ends by a reset. The reset may also be the error of a Write that ran
+// at the same time, which beside reports. A socket reports its reset only once, to the first caller, and
+// as EPIPE if its stream had ended in order before.
 func wantReset(t *testing.T, c net.Conn, beside ...<-chan error) {
 	t.Helper()
 	n, err := io.Copy(io.Discard, c)
@@ -236,11 +238,11 @@ func wantReset(t *testing.T, c net.Conn, beside ...<-chan error) {
 	}
 }
 
-// wantTurnedAway checks that a new client is reset, or on a unix socket finds the end.
+// wantTurnedAway checks that a new client is reset, or on a unix socket finds the end of the stream.
 func (c *chain) wantTurnedAway(t *testing.T) {
 	t.Helper()
 	client, err := net.DialTimeout(c.outside, c.clients, testTimeout)
-	if err == nil { // else it was reset before Dial had looked
+	if err == nil { // otherwise the reset came before Dial returned
 		_, err = io.Copy(io.Discard, prepared(t, client))
 	}
 	if !errors.Is(err, syscall.ECONNRESET) && (c.outside == "tcp" || err != nil) {
@@ -248,7 +250,7 @@ func (c *chain) wantTurnedAway(t *testing.T) {
 	}
 }
 
-// flood writes to c until that fails.
+// flood writes to c until a Write fails.
 func flood(c net.Conn) <-chan error {
 	failed := make(chan error, 1)
 	go func() {
@@ -262,7 +264,8 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
-// wantStats waits until the counters are as wanted; what has ended is counted in the background.
+// wantStats waits until the counters are as wanted: a connection that has ended is counted in the
+// background.
 func wantStats(t *testing.T, p *Proxy, ok func(Stats) bool) {
 	t.Helper()
 	testenv.Eventually(t, testTimeout, func() error {

@@ -12,10 +12,10 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// lateLook is a connection whose socket is looked at when all has ended.
+// lateLook is a connection whose socket is examined only after both directions have ended.
 type lateLook struct {
 	*net.TCPConn
-	ended func() // waits for that
+	ended func() // waits until both have ended
 }
 
 func (c lateLook) SyscallConn() (syscall.RawConn, error) {
@@ -23,8 +23,9 @@ func (c lateLook) SyscallConn() (syscall.RawConn, error) {
 	return c.TCPConn.SyscallConn()
 }
 
-// Both directions end in order, and the second one does so between the first one's end of file
-// and the look at its socket, which is closed by then as after a reset.
+// Both directions end in order. The second one ends after the first one's end of file, but before the
+// proxy examines the socket: the socket is closed by then, as it is after a reset, and must not be taken
+// for one.
 func TestEndDuringTheLookForAReset(t *testing.T) {
 	r := route{outside: "tcp"}
 	servers, front := r.listen(t), r.listen(t)
@@ -57,7 +58,7 @@ func TestEndDuringTheLookForAReset(t *testing.T) {
 	}
 }
 
-// wantClosed returns nil when both directions of a socket have ended.
+// wantClosed returns nil once both directions of a socket have ended.
 func wantClosed(c *net.TCPConn) (err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -19,27 +19,28 @@ type end struct {
 	broken atomic.Bool // a Write to it has failed
 }
 
-// pair is a client's connection and the one over which it goes on. The bytes of each direction
-// are moved by one goroutine, and nothing lies in between but what io.Copy uses.
+// pair is a client's connection and the one over which its bytes are forwarded. One goroutine moves the
+// bytes of each direction, with no other buffer than io.Copy's.
 type pair struct {
 	client   end
 	server   end           // its Conn is guarded by mu until run
 	up, down atomic.Uint64 // bytes moved by the directions that have ended
-	over     atomic.Bool   // ended in order: errors mean nothing any more
+	over     atomic.Bool   // both ended in order: later errors mean nothing
 
 	mu     sync.Mutex
 	closed bool // guarded by mu
 }
 
-// newPair takes the client's connection. From now on it ends by a reset unless it has ended
-// in order, even if this process is killed.
+// newPair takes over the client's connection. From now on the connection ends by a reset unless both
+// directions have ended in order, even if this process is killed.
 func newPair(client net.Conn) *pair {
 	p := &pair{client: end{Conn: client}}
 	linger(client, 0)
 	return p
 }
 
-// connected adds the server's connection, which it closes if the pair was aborted meanwhile.
+// connected adds the server's connection. If the pair was aborted in the meantime, it closes the
+// connection and returns false.
 func (p *pair) connected(server net.Conn) (ok bool) {
 	linger(server, 0)
 	p.mu.Lock()
@@ -52,8 +53,8 @@ func (p *pair) connected(server net.Conn) (ok bool) {
 	return true
 }
 
-// run forwards both ways until both directions have ended. If both ended in order the
-// connections are closed, and otherwise reset.
+// run forwards both ways until both directions have ended. If both ended in order, it closes the
+// connections; otherwise it resets them.
 func (p *pair) run() error {
 	back := make(chan error, 1)
 	go func() { back <- p.direction(&p.client, &p.server, &p.down) }()
@@ -67,7 +68,7 @@ func (p *pair) run() error {
 	return nil
 }
 
-// direction forwards what src sends to dst, and then the end of it.
+// direction forwards what src sends to dst, and then the end of src's stream.
 func (p *pair) direction(dst, src *end, moved *atomic.Uint64) error {
 	n, err := io.Copy(dst.Conn, src.Conn)
 	moved.Store(uint64(n))
@@ -75,13 +76,13 @@ func (p *pair) direction(dst, src *end, moved *atomic.Uint64) error {
 	case p.over.Load():
 		return nil
 	case err == nil && (src.broken.Load() || wasReset(src.Conn) && !src.shut.Load()):
-		// The Write that failed has taken the socket's error, and left an end of file to Read.
-		// A socket is closed in order when both directions have ended, and shut is set by then.
+		// A failed Write of the other direction has consumed the socket's error, so that Read found an
+		// end of file. A socket whose directions have both ended is closed, too, but then shut is set.
 		err = os.NewSyscallError("read", syscall.ECONNRESET)
 	case err == nil:
 		err = p.passEnd(dst, src)
 	case ofWrite(err):
-		// It takes no more, but what it has sent still has to travel.
+		// dst takes no more bytes, but what it has sent has still to be forwarded.
 		dst.broken.Store(true)
 		return err
 	}
@@ -91,8 +92,8 @@ func (p *pair) direction(dst, src *end, moved *atomic.Uint64) error {
 	return err
 }
 
-// passEnd passes the end of src's stream to dst. Where either of them cannot end one direction
-// alone, that is the end of both.
+// passEnd passes the end of src's stream to dst. If one of the two connections cannot end one direction
+// alone, both directions end.
 func (p *pair) passEnd(dst, src *end) error {
 	half, ok := dst.Conn.(halfCloser)
 	if _, too := src.Conn.(halfCloser); !ok || !too {
@@ -121,7 +122,7 @@ func (p *pair) finish() {
 	}
 }
 
-// close returns the connections that are to be closed: once.
+// close returns the connections that have to be closed. A second call returns none.
 func (p *pair) close() []net.Conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -151,16 +152,16 @@ func (p *pair) moved() (up, down uint64) {
 	return p.up.Load(), p.down.Load()
 }
 
-// linger sets whether Close, or the end of the process, is a reset (0) or not (-1), where the
-// connection has that.
+// linger sets whether Close, or the end of the process, resets the connection (0) or not (-1), if the
+// connection has SetLinger.
 func linger(c net.Conn, sec int) {
 	if l, ok := bottom(c).(interface{ SetLinger(int) error }); ok {
 		l.SetLinger(sec) // fails only if it is closed
 	}
 }
 
-// bottom returns the connection that carries c: of a *tls.Conn, whose Close would send an end in
-// order.
+// bottom returns the connection that carries c. For a *tls.Conn that is the one beneath: the Close of a
+// *tls.Conn would send an end in order.
 func bottom(c net.Conn) net.Conn {
 	for range 16 { // in case they form a cycle
 		w, ok := c.(interface{ NetConn() net.Conn })
@@ -172,8 +173,8 @@ func bottom(c net.Conn) net.Conn {
 	return c
 }
 
-// ofWrite reports whether an error of io.Copy is that of a Write. If that is unknown, as after
-// splice, it is taken for that of a Read.
+// ofWrite reports whether an error of io.Copy came from a Write. If that is not known, as after splice,
+// the error counts as one of a Read.
 func ofWrite(err error) bool {
 	if errors.Is(err, syscall.EPIPE) {
 		return true

@@ -21,47 +21,46 @@ const acceptPause = 100 * time.Millisecond
 // A Proxy forwards each connection that it accepts over one that it dials. Its methods may be
 // called concurrently; its fields must not be changed after the first call.
 type Proxy struct {
-	// Dial makes the connection over which the one from a client goes on. It returns an
-	// error when ctx ends, after DialTimeout at the latest. It may write to the new
-	// connection first, a PROXY header for example, but must not use client but for
-	// its addresses. If it fails, client is reset.
+	// Dial makes the connection to which a client's is forwarded. It has to return an error when ctx
+	// ends, which is after DialTimeout at the latest. It may write to the new connection first, for
+	// example a PROXY header. Of client it may use only the addresses. If Dial fails, client is reset.
 	Dial func(ctx context.Context, client net.Conn) (net.Conn, error)
 
 	// DialTimeout bounds Dial. Default 10 s.
 	DialTimeout time.Duration
 
-	// MaxConns is how many clients may be connected at a time; more are reset at once.
-	// 0: no limit.
+	// MaxConns is how many clients may be connected at the same time; further ones are reset at once. 0:
+	// no limit.
 	MaxConns int
 
-	// ErrorLog gets a line when Accept begins to fail, and when Dial does or works again.
-	// Nil: the log package's.
+	// ErrorLog gets a line when Accept begins to fail, and when Dial begins to fail or works again. Nil:
+	// the log package's standard logger.
 	ErrorLog *log.Logger
 
 	start  sync.Once
-	ctx    context.Context // of dials; ends at Close
+	ctx    context.Context // for Dial; ends at Close
 	cancel context.CancelFunc
 
 	mu        sync.Mutex             // guards the rest
 	closing   chan struct{}          // closed when no more are accepted
-	drained   chan struct{}          // closed when closing is and there is no connection any more
-	listeners map[*net.Listener]bool // by pointers, as the type may be no key
+	drained   chan struct{}          // closed once closing is and no connection is left
+	listeners map[*net.Listener]bool // pointers, because a listener's type may not be comparable
 	pairs     map[*pair]bool
-	stats     Stats  // but for Open and what open connections have moved
-	failures  uint64 // of Dial, since it last worked
+	stats     Stats  // without Open, and without the bytes of open connections
+	failures  uint64 // of Dial, since it last succeeded
 }
 
 // Stats counts the connections of a Proxy since its start.
 type Stats struct {
 	Accepted uint64 `json:"accepted"`
 	Open     int    `json:"open"`
-	Refused  uint64 `json:"refused"`  // reset because of MaxConns, or as they came while the Proxy was closed
+	Refused  uint64 `json:"refused"`  // reset because of MaxConns, or because the Proxy was being closed
 	Failed   uint64 `json:"failed"`   // reset because Dial failed
-	Finished uint64 `json:"finished"` // both directions came to their end
+	Finished uint64 `json:"finished"` // both directions ended in order
 	Reset    uint64 `json:"reset"`    // an end was reset or vanished, or the Proxy was closed
 
-	// Bytes from clients and back to them. Where there is no *sanconn.Conn at either end, those of
-	// a direction are counted when it has ended.
+	// Bytes from clients and back to them. If neither end is a *sanconn.Conn, the bytes of a direction
+	// are counted when it has ended.
 	BytesUp   uint64 `json:"bytes_up"`
 	BytesDown uint64 `json:"bytes_down"`
 }
@@ -74,10 +73,9 @@ func (p *Proxy) init() {
 	})
 }
 
-// Serve accepts connections from l and forwards them, until Shutdown or Close; then it returns
-// nil. It also ends, with the error of Accept, if l is closed by other code, and that error
-// matches net.ErrClosed; behind others it goes on. It closes l. It may be called for several
-// listeners.
+// Serve accepts connections from l and forwards them, until Shutdown or Close; then it returns nil. If l
+// is closed by other code, so that Accept's error matches net.ErrClosed, it returns that error; after
+// other errors it goes on. It closes l. It may be called for several listeners.
 func (p *Proxy) Serve(l net.Listener) error {
 	p.init()
 	defer l.Close()
@@ -85,7 +83,7 @@ func (p *Proxy) Serve(l net.Listener) error {
 		return nil
 	}
 	defer p.forget(&l)
-	failed := false // as the last time, too
+	failed := false // Accept's previous call failed
 	for {
 		c, err := l.Accept()
 		switch {
@@ -109,8 +107,8 @@ func (p *Proxy) Serve(l net.Listener) error {
 	}
 }
 
-// Shutdown stops accepting, and waits until all connections have ended. When ctx ends first,
-// it resets those that are left, and returns ctx's error.
+// Shutdown stops accepting, and waits until all connections have ended. If ctx ends first, it resets
+// those that are left, and returns ctx's error.
 func (p *Proxy) Shutdown(ctx context.Context) error {
 	p.init()
 	p.stop()
@@ -124,14 +122,14 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 	left := slices.Collect(maps.Keys(p.pairs))
 	p.mu.Unlock()
 	if len(left) == 0 {
-		return nil // both have ended, and select has taken the other one
+		return nil // both channels were ready, and select chose ctx's
 	}
-	var aborting sync.WaitGroup // at once: on verbs, one may take seconds
+	var aborting sync.WaitGroup // in parallel: on verbs, one abort may take seconds
 	for _, c := range left {
 		aborting.Go(c.abort)
 	}
 	aborting.Wait()
-	<-p.drained // soon: nothing that they wait for is left
+	<-p.drained // soon, as nothing is left that they wait for
 	return ctx.Err()
 }
 
@@ -158,7 +156,7 @@ func (p *Proxy) Stats() Stats {
 	return s
 }
 
-// serves notes the listener, unless no more are to be accepted.
+// serves registers the listener. It returns false if no more connections are to be accepted.
 func (p *Proxy) serves(l *net.Listener) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -204,8 +202,8 @@ func (p *Proxy) noteDrainedLocked() {
 	}
 }
 
-// accepted forwards a client's connection in the background, unless there are too many or the
-// Proxy is being closed.
+// accepted forwards a client's connection in the background. If there are too many, or the Proxy is
+// being closed, it resets the connection.
 func (p *Proxy) accepted(client net.Conn) {
 	c := newPair(client)
 	p.mu.Lock()
@@ -221,10 +219,10 @@ func (p *Proxy) accepted(client net.Conn) {
 		c.abort()
 		return
 	}
-	go p.forward(c) // owned by Shutdown and Close, by drained
+	go p.forward(c) // Shutdown and Close wait for it by drained
 }
 
-// forward serves a client to its end.
+// forward serves a client's connection to its end.
 func (p *Proxy) forward(c *pair) {
 	err := p.dial(c)
 	dialed := err == nil
@@ -264,7 +262,7 @@ func (p *Proxy) dial(c *pair) error {
 // noteDial logs the first of several failures, and the end of them.
 func (p *Proxy) noteDial(err error) {
 	if p.ctx.Err() != nil {
-		return // it may have failed because of that
+		return // Dial may have failed because of that
 	}
 	p.mu.Lock()
 	failed := p.failures

@@ -15,7 +15,7 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// Beyond MaxConns a client is reset; when one has gone there is room again.
+// With MaxConns clients connected, a further one is reset; after one has left there is room again.
 func TestMaxConns(t *testing.T) {
 	c := routes()[0].chain(t, func(first, _ *Proxy) { first.MaxConns = 2 })
 	a, _ := c.pair(t)
@@ -30,7 +30,7 @@ func TestMaxConns(t *testing.T) {
 	c.pair(t)
 }
 
-// A Dial that does not return in time costs its client, and nothing else.
+// A Dial that does not return in time ends its client's connection, and affects no other.
 func TestDialTimeout(t *testing.T) {
 	p := &Proxy{DialTimeout: 10 * time.Millisecond, Dial: func(ctx context.Context, _ net.Conn) (net.Conn, error) {
 		<-ctx.Done()
@@ -43,19 +43,19 @@ func TestDialTimeout(t *testing.T) {
 	wantStats(t, p, func(s Stats) bool { return s.Failed == 1 && s.Open == 0 })
 }
 
-// valueListener is a listener that cannot be the key of a map.
+// valueListener is a listener of a type that is not comparable, and so cannot be the key of a map.
 type valueListener struct {
 	net.Listener
 	_ []string
 }
 
-// A listener may be of any type.
+// A listener may be of any type, also one that is not comparable.
 func TestServeAListenerThatIsAValue(t *testing.T) {
 	p := &Proxy{Dial: func(context.Context, net.Conn) (net.Conn, error) { return nil, net.ErrClosed }}
 	l := route{outside: "tcp"}.listen(t)
 	done := serve(t, p, valueListener{Listener: l})
 	testenv.Eventually(t, time.Minute, func() error {
-		p.Stats() // which may come before Serve
+		p.Stats() // may be called before Serve
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if len(p.listeners) == 0 {
@@ -88,7 +88,7 @@ func (l *lines) String() string {
 	return l.b.String()
 }
 
-// A server that is down is reported once, and once when it is back.
+// When a server goes down, that is logged once; when it is back, that is logged once, too.
 func TestServerComesBack(t *testing.T) {
 	var report lines
 	r := routes()[0]
@@ -115,7 +115,7 @@ func TestServerComesBack(t *testing.T) {
 	mu.Unlock()
 	c.pair(t)
 	want := "cannot connect, clients are reset: out for lunch\nconnects again; clients that were reset: 3\n"
-	testenv.Eventually(t, testTimeout, func() error { // the last line comes with the connection
+	testenv.Eventually(t, testTimeout, func() error { // the last line is written when the connection is made
 		if got := report.String(); got != want {
 			return fmt.Errorf("log:\n%swant:\n%s", got, want)
 		}
@@ -154,11 +154,11 @@ func TestShutdown(t *testing.T) {
 	})
 }
 
-// Shutdown resets nothing where nothing is left, also if its time is over by then.
+// If no connection is left, Shutdown returns nil, even if ctx has ended as well.
 func TestShutdownWithoutConnections(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	for range 100 { // select chooses at random
+	for range 100 { // select chooses at random among ready channels
 		if err := new(Proxy).Shutdown(ctx); err != nil {
 			t.Fatal(err)
 		}
@@ -168,7 +168,7 @@ func TestShutdownWithoutConnections(t *testing.T) {
 func TestShutdownUnderLoad(t *testing.T) {
 	eachRoute(t, func(t *testing.T, r route) {
 		if r.outside == "unix" {
-			return // has no reset
+			return // a unix socket has no reset
 		}
 		c := r.chain(t)
 		const conns = 3
@@ -184,7 +184,7 @@ func TestShutdownUnderLoad(t *testing.T) {
 			t.Errorf("Shutdown: %v", err)
 		}
 		ends.Wait()
-		ended := func(s Stats) bool { return s.Reset+s.Failed == conns && s.Open == 0 } // Dial may have been about to return
+		ended := func(s Stats) bool { return s.Reset+s.Failed == conns && s.Open == 0 } // some Dials may have been about to return
 		if s := c.second.Stats(); !ended(s) {
 			t.Errorf("%+v", s)
 		}
@@ -192,7 +192,7 @@ func TestShutdownUnderLoad(t *testing.T) {
 	})
 }
 
-// Close resets a client whose Dial is under way, and ends that.
+// Close resets a client whose Dial has not returned, and ends ctx of that Dial.
 func TestCloseDuringDial(t *testing.T) {
 	dialing := make(chan struct{})
 	p := &Proxy{Dial: func(ctx context.Context, _ net.Conn) (net.Conn, error) {
@@ -211,7 +211,7 @@ func TestCloseDuringDial(t *testing.T) {
 	wantReset(t, prepared(t, c))
 }
 
-// A listener that somebody else closes ends Serve with the error, and one that comes after
+// If somebody else closes a listener, Serve returns the error. A listener that is passed to Serve after
 // Close is closed.
 func TestServeEnds(t *testing.T) {
 	var p Proxy
@@ -232,7 +232,7 @@ func TestServeEnds(t *testing.T) {
 	}
 }
 
-// Accept that fails is tried again, and reported once until it works.
+// An Accept that fails is repeated; the failure is logged once, until Accept works again.
 func TestAcceptFails(t *testing.T) {
 	var report lines
 	r := route{outside: "tcp"}

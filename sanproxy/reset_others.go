@@ -4,5 +4,5 @@ package sanproxy
 
 import "net"
 
-// wasReset is not known here.
+// wasReset returns false, because here there is no way to know.
 func wasReset(net.Conn) bool { return false }

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// A reset at one end is one at the other, in both directions. (A unix socket can neither
-// begin one nor, if nothing is unread, show it.)
+// A reset at one end becomes a reset at the other, in both directions. (A unix socket can neither cause
+// one nor, if nothing is unread, show one.)
 func TestReset(t *testing.T) {
 	eachRoute(t, func(t *testing.T, r route) {
 		c := r.chain(t)
@@ -34,21 +34,20 @@ func TestReset(t *testing.T) {
 				continue
 			}
 			mustWrite(t, b, "unread")
-			wantNext(t, a, "u") // the rest is there as well
+			wantNext(t, a, "u") // then the rest has come as well
 			a.Close()
-			io.Copy(io.Discard, b) // it may look as if it had ended in order
+			io.Copy(io.Discard, b) // may find the end of file of an end in order
 		}
 		wantStats(t, c.first, func(s Stats) bool { return s.Reset == 2 && s.Open == 0 })
 		wantStats(t, c.second, func(s Stats) bool { return s.Reset == 2 && s.Open == 0 })
 	})
 }
 
-// A reset that hits a busy connection is never an end in order at the other side, whichever
-// direction finds it first.
+// A reset of a busy connection never arrives as an end in order, whichever direction finds it first.
 func TestResetUnderLoad(t *testing.T) {
 	eachRoute(t, func(t *testing.T, r route) {
 		if r.outside == "unix" {
-			return // has none
+			return // a unix socket has no reset
 		}
 		c := r.chain(t)
 		for i := range scaled(30) {
@@ -70,7 +69,7 @@ func TestResetUnderLoad(t *testing.T) {
 	})
 }
 
-// What a server has sent before it stops reading still arrives, and then the reset.
+// If a server sends an answer, and then stops reading, the answer still arrives, and then the reset.
 func TestAnswerBeforeTheReset(t *testing.T) {
 	eachRoute(t, func(t *testing.T, r route) {
 		c := r.chain(t)
@@ -81,15 +80,15 @@ func TestAnswerBeforeTheReset(t *testing.T) {
 		}
 		mustWrite(t, server, "413 too large")
 		wantNext(t, client, "413 too large")
-		wantNext(t, server, "\x00") // others have come with it
-		server.Close()              // with bytes unread: a reset
+		wantNext(t, server, "\x00") // more have come with it
+		server.Close()              // with bytes unread, which resets the connection
 		if r.outside == "tcp" {
 			wantReset(t, client, writing)
 		}
 	})
 }
 
-// A unix socket that shuts down reading alone goes on sending.
+// A unix socket that shuts down only its reading side goes on sending.
 func TestServerThatReadsNoMore(t *testing.T) {
 	for _, r := range routes() {
 		if r.outside != "unix" {
@@ -111,7 +110,7 @@ func TestServerThatReadsNoMore(t *testing.T) {
 	}
 }
 
-// With a dead server behind it, a client's connection ends: at once, and counted.
+// If the server is dead, a client's connection is reset at once, and counted.
 func TestNoServer(t *testing.T) {
 	eachRoute(t, func(t *testing.T, r route) {
 		c := r.chain(t)
@@ -124,7 +123,7 @@ func TestNoServer(t *testing.T) {
 	})
 }
 
-// An abort of a TLS connection sends no close_notify, which would be an end in order.
+// An abort of a TLS connection does not send close_notify, which would be an end in order.
 func TestResetUnderTLS(t *testing.T) {
 	broken := make(chan net.Conn, 1)
 	p := &Proxy{Dial: func(ctx context.Context, _ net.Conn) (net.Conn, error) {

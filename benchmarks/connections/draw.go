@@ -27,7 +27,7 @@ func micros(d time.Duration) string {
 	return fmt.Sprintf("%.3g µs", us)
 }
 
-// charts are what is drawn of each point, in which unit.
+// charts are the values of a point that are drawn, with their units.
 var charts = []struct {
 	title string
 	value func(point) float64
@@ -67,7 +67,7 @@ func drawing(curves map[string][]point) []byte {
 }
 
 func draw(b *bytes.Buffer, title string, value func(point) float64, curves map[string][]point) {
-	const least = 0.01 // drawn for less
+	const least = 0.01 // smaller values are drawn as this
 	low, high, most := math.Inf(1), math.Inf(-1), 1
 	for _, points := range curves {
 		for _, p := range points {

@@ -1,6 +1,6 @@
-// Connections measures what a connection costs, from one to ten thousand between two
-// processes of this host: its latency, its memory, the processor time of idle ones, and of
-// one in a hundred that are active.
+// Connections measures what each of one to ten thousand connections between two processes of this host
+// costs: its latency, its memory, and the processor time of all while idle, and while one in a hundred is
+// active.
 //
 //	go run ./benchmarks/connections [-counts 1,10,100,1000,10000] [-svg FILE]
 //
@@ -73,7 +73,7 @@ type transport struct {
 
 const loopback = "127.0.0.1:0"
 
-// The first leaves less memory behind for the second to be measured with.
+// TCP is first, because it leaves less memory behind, which would affect the second measurement.
 var transports = [2]transport{
 	{
 		"tcp",
@@ -91,11 +91,10 @@ var transports = [2]transport{
 	},
 }
 
-// messageSize is of what goes there and comes back.
+// messageSize is the size of a message that is sent and echoed.
 const messageSize = 64
 
-// serve echoes messages. It prints its address, and whatever each line of standard input
-// requests.
+// serve echoes messages. It prints its address, and then an answer for each line of standard input.
 func serve(tr transport) error {
 	l, err := tr.listen()
 	if err != nil {
@@ -133,7 +132,7 @@ func serve(tr transport) error {
 	return nil
 }
 
-// questions are what a process reports of itself.
+// questions are the values that a process can report about itself.
 var questions = map[string]func() (int64, error){
 	"memory":    ownMemory,
 	"processor": func() (int64, error) { return cputime.OfProcess().Nanoseconds(), nil },

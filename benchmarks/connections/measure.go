@@ -14,26 +14,25 @@ const (
 	activeTime = 2 * time.Second
 	pingTime   = 500 * time.Millisecond
 
-	// onePer is how many connections there are for an active one, which makes a round trip
-	// per period.
+	// onePer is the number of connections for each active one, which makes a round trip per period.
 	onePer = 100
 	period = 10 * time.Millisecond
 )
 
-// A point is what so many connections cost.
+// A point is what connections cost, if there are so many.
 type point struct {
 	connections int
 	connect     time.Duration // to connect one, and one round trip
 	memory      int64         // bytes of a connection, at both ends together
-	idle        float64       // processors that all use when nothing moves, at both ends together
-	alone       latency       // of round trips by one, the others idle
-	active      latency       // of round trips by one in a hundred at a time
+	idle        float64       // processors that all connections use while nothing moves, at both ends together
+	alone       latency       // of round trips by one connection, the others idle
+	active      latency       // of round trips by one connection in a hundred, at the same time
 	activeCPU   time.Duration // of such a round trip, at both ends together
 }
 
 type latency struct{ p50, p99 time.Duration }
 
-// measure returns a point for each number of connections, which rise.
+// measure returns a point for each number of connections. The numbers must rise.
 func measure(tr transport, numbers []int) (points []point, err error) {
 	server, err := start(tr)
 	if err != nil {
@@ -46,7 +45,7 @@ func measure(tr transport, numbers []int) (points []point, err error) {
 			c.Close()
 		}
 	}()
-	memory, err := server.both("memory") // before there are any
+	memory, err := server.both("memory") // before there are connections
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +71,7 @@ func measure(tr transport, numbers []int) (points []point, err error) {
 	return points, nil
 }
 
-// use fills in what the connections cost; before there were any, memory was that.
+// use fills in what the connections cost. before is the memory used before there were any.
 func (p *point) use(server *peer, conns []net.Conn, before int64) error {
 	memory, err := server.both("memory")
 	if err != nil {
@@ -111,7 +110,7 @@ func (p *point) use(server *peer, conns []net.Conn, before int64) error {
 	return nil
 }
 
-// processor returns the processor time that both processes use meanwhile.
+// processor returns the processor time that both processes use during a function.
 func (p *peer) processor(meanwhile func() error) (time.Duration, error) {
 	before, err := p.both("processor")
 	if err != nil {
@@ -133,7 +132,7 @@ func someActive(conns []net.Conn) ([]time.Duration, error) {
 	for i := range n {
 		c := conns[i*len(conns)/n]
 		all.Go(func() {
-			time.Sleep(period * time.Duration(i) / time.Duration(n)) // not all at the same time
+			time.Sleep(period * time.Duration(i) / time.Duration(n)) // so that they do not all begin at the same time
 			tick := time.NewTicker(period)
 			defer tick.Stop()
 			for end := time.Now().Add(activeTime); time.Now().Before(end); <-tick.C {

@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// ownMemory is what this process uses of memory that no file has, in bytes. What it shares
-// counts in equal parts for all that share it. The kernel's own, as for sockets, is not in it.
+// ownMemory returns how many bytes of memory this process uses that belong to no file on disk. Shared
+// memory counts in equal parts for all processes that share it. Memory of the kernel, as for sockets, is
+// not included.
 func ownMemory() (total int64, err error) {
 	debug.FreeOSMemory()
 	text, err := os.ReadFile("/proc/self/smaps_rollup")

@@ -31,13 +31,13 @@ func serveFiles(o options, dir string) error {
 	return err
 }
 
-// fetch is the rate, in GB/s, at which one connection fetches the file again and again.
+// fetch returns the rate, in GB/s, at which one connection fetches the file repeatedly.
 func fetch(ctx context.Context, o options, address string) (float64, error) {
 	client := &http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) { return o.dial(ctx, address) },
 	}}
 	defer client.CloseIdleConnections()
-	for count := 1; ; count *= 2 { // the shorter ones warm up
+	for count := 1; ; count *= 2 { // the first, shorter loops warm up
 		start := time.Now()
 		for range count {
 			if err := get(ctx, client, "http://"+address+"/"+fileName); err != nil {

@@ -1,13 +1,12 @@
-// Hwsim measures what connections over RDMA cost this library, at native speed: between two
-// processes on the simulated device of test/hwsim in timed mode, which takes time by a clock
-// and moves no payload of RDMA. In the same rounds it runs perftest's programs (C, straight
-// on verbs) on the same device.
+// Hwsim measures what connections over RDMA cost in this library, at native speed. It runs two processes
+// on the simulated device of test/hwsim in timed mode, which delays bytes by a clock, and moves no payload
+// of RDMA. In the same rounds it runs perftest's programs (in C, directly on verbs) on the same device.
 //
 //	go run ./benchmarks/hwsim [-rounds 7] [-alone] [-spin 1ms] [-disable windows] [-costs=false] [-latency 2000] [-bandwidth 50000000000] [-only TEXT]
 //
-// It prints a table of medians and quartiles. Where others use the machine, -alone gives each
-// process a processor, and precedence over all other programs, for a second at a time. Needs Linux, a C compiler, libibverbs-dev,
-// librdmacm-dev and perftest.
+// It prints a table of medians and quartiles. If others use the machine, -alone gives each process a
+// processor, with priority over all other programs, for a second at a time. It needs Linux, a C compiler,
+// libibverbs-dev, librdmacm-dev and perftest.
 package main
 
 import (
@@ -22,7 +21,7 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// options are of the simulated fabric.
+// options are the settings of the simulated fabric, and of the connections on it.
 type options struct {
 	latency   int   // ns, one way
 	bandwidth int64 // bytes/s, each way
@@ -30,7 +29,7 @@ type options struct {
 	alone     bool
 	spin      time.Duration // session.Config.Spin, at both ends
 	disable   string        // one of session.FeatureNames
-	plain     bool          // TCP alone, in the place of the library
+	plain     bool          // plain TCP instead of the library
 }
 
 func main() {
@@ -68,14 +67,14 @@ func main() {
 	}
 }
 
-// A figure is what the table has a row of: how much the library does of what it is compared
-// with, in one unit.
+// A figure is one row of the table: how much the library does, and how much its reference does, in one
+// unit.
 type figure struct {
 	name, unit string
-	than       string                                   // what it is compared with
-	kind       string                                   // what the client measures (measure.go)
-	reference  func(options, []string) (float64, error) // in an environment
-	goal       string                                   // of the ratio
+	than       string                                   // the name of the reference
+	kind       string                                   // what the client measures: see measure.go
+	reference  func(options, []string) (float64, error) // measures the reference, in an environment
+	goal       string                                   // for the ratio
 }
 
 var figures = []figure{
@@ -97,7 +96,7 @@ var figures = []figure{
 	{"http.FileServer, a file of 64 MiB", "GB/s", "TCP", "file", overTCP("file"), "none"},
 }
 
-// rows collects what the rounds have measured of a figure.
+// rows collects the rounds' measurements of a figure.
 type rows struct{ san, reference, ratio []float64 }
 
 func run(o options, rounds int, only string) error {
@@ -147,7 +146,7 @@ func (m *rows) add(f figure, o options) error {
 	return nil
 }
 
-// digit is 1 for true.
+// digit returns 1 for true.
 func digit(b bool) int {
 	if b {
 		return 1
@@ -155,7 +154,7 @@ func digit(b bool) int {
 	return 0
 }
 
-// spread is a median with its quartiles.
+// spread formats a median with its quartiles.
 func spread(v []float64) string {
 	v = slices.Sorted(slices.Values(v))
 	return fmt.Sprintf("%.3g (%.3g–%.3g)", v[len(v)/2], v[len(v)/4], v[len(v)*3/4])

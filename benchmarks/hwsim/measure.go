@@ -23,17 +23,18 @@ import (
 )
 
 const (
-	small    = 64 // bytes of a message
+	small    = 64 // bytes of a small message
 	pings    = 10000
-	measured = 200 * time.Millisecond // at least
+	measured = 200 * time.Millisecond // the shortest time that counts
 
-	// warm is what each connection moves at least before it is measured. Until then a send buffer lies on
-	// pages never touched, which a device would have had pinned and the kernel finds one
-	// by one here: a page fault takes up to 14 µs in a virtual machine, a copy of its bytes 0.2.
+	// warm is how many bytes each connection moves before it is measured. The first use of a send buffer
+	// touches its pages for the first time. With a real device they would be pinned at registration;
+	// here the kernel allocates them one by one: a page fault takes up to 14 µs in a virtual machine, a
+	// copy of the page's bytes 0.2.
 	warm = 16 << 20
 )
 
-// measure starts a server and a client on the fabric and returns what the client prints.
+// measure starts a server and a client on the fabric, and returns the figure that the client prints.
 func (f figure) measure(o options, env []string) (float64, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -82,22 +83,22 @@ func (f figure) measure(o options, env []string) (float64, error) {
 	return strconv.ParseFloat(strings.TrimSpace(string(text)), 64)
 }
 
-// A request is what a client begins with, and again after each answer.
+// A request is the first message of a client, and again the next one after each answer.
 type request struct {
-	Kind  uint64 // one of those below
-	Read  uint64 // bytes that a Read has room for
-	Total uint64 // bytes; then there is one byte as an answer, unless they are echoed
+	Kind  uint64 // one of the kinds below
+	Read  uint64 // bytes that a Read of the server has room for
+	Total uint64 // bytes that the client sends; the answer is one byte, unless they are echoed
 }
 
 const (
-	takes   = iota // the bytes, and no more
-	echoes         // each message is sent back
-	sends          // as many bytes at the same time, in Writes of Read bytes
-	tellCPU        // the server's processor time so far, in ns, and nothing else
-	fills          // each Read bytes of them into new memory
+	takes   = iota // the server reads the bytes
+	echoes         // the server sends each message back
+	sends          // the server sends as many bytes at the same time, in Writes of Read bytes
+	tellCPU        // the server sends its processor time so far, in ns
+	fills          // the server reads each Read bytes into new memory
 )
 
-// conns is how connections are made.
+// conns returns how connections are made.
 func (o options) conns() conns.Config {
 	off := session.FeatureNames[o.disable]
 	return conns.Config{Verbs: verbs.Config{Disable: off}, Session: session.Config{Spin: o.spin, Disable: off}}
@@ -147,8 +148,8 @@ func serve(o options) error {
 	return err
 }
 
-// answer serves one request. Reads go to room, which stays: what is measured is a
-// program that reads into one buffer, and the shorter streams before have touched its pages.
+// answer serves one request. It reads into room, which is kept: what is measured is a program that reads
+// into one buffer, whose pages the earlier, shorter streams have already touched.
 func answer(c net.Conn, room *[]byte) error {
 	var r request
 	if err := binary.Read(c, binary.LittleEndian, &r); err != nil {
@@ -163,7 +164,7 @@ func answer(c net.Conn, room *[]byte) error {
 	}
 	b := *room
 	sent := make(chan error, 1)
-	go func() { // ends with the connection at the latest
+	go func() { // returns at the latest when the connection ends
 		var err error
 		if r.Kind == sends {
 			err = write(c, make([]byte, r.Read), int(r.Total/r.Read))
@@ -173,7 +174,7 @@ func answer(c net.Conn, room *[]byte) error {
 	for got := uint64(0); got < r.Total; {
 		at := uint64(0)
 		if r.Kind == fills {
-			if at = got % r.Read; at == 0 { // as a program does that returns what it has read
+			if at = got % r.Read; at == 0 { // as in a program that returns what it has read
 				b = make([]byte, r.Read)
 			}
 		}
@@ -207,9 +208,9 @@ func write(c net.Conn, b []byte, count int) error {
 	return nil
 }
 
-// probing is longer than the device's windows are tried in the background (40 ms here). With -alone
-// nothing runs in the background of a process that never sleeps, and Writes of 1 MiB, which are not
-// offered before the answer is known, then went through the send buffer in some runs.
+// probing is longer than the background probe of the device's windows takes (40 ms here). With -alone
+// nothing runs in the background of a process that never sleeps. Writes of 1 MiB are not offered before
+// the probe's result is known, so in some runs they went through the send buffer.
 const probing = 300 * time.Millisecond
 
 // measure prints one figure.
@@ -257,7 +258,7 @@ func measure(o options, what, address string) error {
 	return show(value, err)
 }
 
-// show prints a figure.
+// show prints a figure, or returns the error.
 func show(value float64, err error) error {
 	if err == nil {
 		_, err = fmt.Println(value)
@@ -265,7 +266,7 @@ func show(value float64, err error) error {
 	return err
 }
 
-// begin announces what follows.
+// begin sends a request.
 func begin(c net.Conn, r request) error { return binary.Write(c, binary.LittleEndian, r) }
 
 // ping returns the median round trip in µs.
@@ -289,10 +290,11 @@ func ping(c net.Conn) (float64, error) {
 	return float64(times[pings/2].Nanoseconds()) / 1e3, nil
 }
 
-// stream returns bytes a second of all connections, of Writes into Reads of one buffer each.
+// stream returns how many bytes a second all connections move together, by Writes into Reads of one
+// buffer each.
 func stream(all []net.Conn, size, read int, send func(c net.Conn, size, read, count int) error) (float64, error) {
 	const first = 16
-	for count := first; ; count *= 2 { // the shorter ones warm up
+	for count := first; ; count *= 2 { // the first, shorter loops warm up
 		failed := make(chan error, len(all))
 		start := time.Now()
 		for _, c := range all {
@@ -308,18 +310,18 @@ func stream(all []net.Conn, size, read int, send func(c net.Conn, size, read, co
 	}
 }
 
-// send writes from one buffer until the other end has all.
+// send writes from one buffer until the other end has read all bytes.
 func send(c net.Conn, size, read, count int) error {
 	b := make([]byte, size)
 	return sendBy(c, takes, size, read, count, func() []byte { return b })
 }
 
-// sendFresh writes from a new buffer each time, as a program does whose encoder returns one.
+// sendFresh writes from a new buffer each time, as a program whose encoder returns one does.
 func sendFresh(c net.Conn, size, read, count int) error {
 	return sendBy(c, takes, size, read, count, func() []byte { return make([]byte, size) })
 }
 
-// sendToFill writes from one buffer; the other end reads into a new one each time.
+// sendToFill writes from one buffer; the other end reads into a new buffer each time.
 func sendToFill(c net.Conn, size, read, count int) error {
 	b := make([]byte, size)
 	return sendBy(c, fills, size, read, count, func() []byte { return b })
@@ -338,7 +340,7 @@ func sendBy(c net.Conn, kind uint64, size, read, count int, buffer func() []byte
 	return err
 }
 
-// sendBothWays has the other end send as much at the same time.
+// sendBothWays sends while the other end sends as much.
 func sendBothWays(c net.Conn, size, _, count int) error {
 	if err := begin(c, request{Kind: sends, Read: uint64(size), Total: uint64(count * size)}); err != nil {
 		return err
@@ -355,7 +357,7 @@ func sendBothWays(c net.Conn, size, _, count int) error {
 	return cmp.Or(err, <-wrote)
 }
 
-// streams is the rate, in GB/s, of so many connections together, by Writes of 64 KiB.
+// streams returns the rate, in GB/s, of a number of connections together, by Writes of 64 KiB.
 func streams(ctx context.Context, o options, address string, number int) (float64, error) {
 	var all []net.Conn
 	for range number {
@@ -370,7 +372,7 @@ func streams(ctx context.Context, o options, address string, number int) (float6
 	return rate / 1e9, err
 }
 
-// cpuOf is the processor time of both ends, in seconds, for 1 GB in Writes of a size.
+// cpuOf returns the processor time of both ends, in seconds, for 1 GB in Writes of a given size.
 func cpuOf(c net.Conn, size int) (float64, error) {
 	if _, err := stream([]net.Conn{c}, size, max(size, 1<<20), send); err != nil { // warms up
 		return 0, err
@@ -387,7 +389,7 @@ func cpuOf(c net.Conn, size int) (float64, error) {
 	return (after - before).Seconds() / float64(total) * 1e9, err
 }
 
-// cpuSoFar is the processor time that both ends have taken.
+// cpuSoFar returns the processor time that both ends have used so far.
 func cpuSoFar(c net.Conn) (time.Duration, error) {
 	if err := begin(c, request{Kind: tellCPU}); err != nil {
 		return 0, err

@@ -13,13 +13,12 @@ import (
 	"github.com/sanconn/san/test/hwsim/conns"
 )
 
-// patience bounds each program: a thousand queue pairs take a while, and others may use the machine.
+// patience bounds each program. A thousand queue pairs take some time, and others may use the machine.
 const patience = 3 * time.Minute
 
 const anywhere = -1 // on any processor
 
-// command is a program on one of the two processors that are measured, if they are kept
-// for it.
+// command returns a program to be run on one of the two processors, if these are reserved (-alone).
 func (o options) command(ctx context.Context, processor int, name string, args ...string) *exec.Cmd {
 	if !o.alone {
 		return exec.CommandContext(ctx, name, args...)
@@ -31,22 +30,22 @@ func (o options) command(ctx context.Context, processor int, name string, args .
 	return exec.CommandContext(ctx, "taskset", append([]string{"-c", strconv.Itoa(processor), "chrt"}, args...)...)
 }
 
-// sendLatency is the round trip that perftest measures, in µs: it prints half of it.
+// sendLatency returns the round trip in µs that perftest measures. perftest prints half of it.
 func sendLatency(o options, env []string) (float64, error) {
-	const typical = 4 // column: the median
+	const typical = 4 // the column with the median
 	us, err := perftest(o, env, typical, "ib_send_lat", "-s", "64", "-n", "20000")
 	return 2 * us, err
 }
 
-// sendRate is in million messages a second.
+// sendRate returns millions of messages a second.
 func sendRate(o options, env []string) (float64, error) {
-	const rate = 4 // column
+	const rate = 4 // the column with the rate
 	return perftest(o, env, rate, "ib_send_bw", "-s", "64", "-n", "1000000")
 }
 
-// writeBandwidth is in GB/s, of RDMA writes alone.
+// writeBandwidth returns GB/s of RDMA writes only.
 func writeBandwidth(o options, env []string, size, count string, more ...string) (float64, error) {
-	const average = 3 // column, in MiB/s
+	const average = 3 // the column with the average, in MiB/s
 	mib, err := perftest(o, env, average, "ib_write_bw", append(more, "-s", size, "-n", count)...)
 	return mib * (1 << 20) / 1e9, err
 }
@@ -75,7 +74,7 @@ func bothWays1M(o options, env []string) (float64, error) {
 	return writeBandwidth(o, env, "1048576", "5000", "-b")
 }
 
-// throughBuffer is the library's own figure where no Write of 1 MiB goes from its own memory.
+// throughBuffer measures the library itself, with no Write of 1 MiB going from its own memory.
 func throughBuffer(kind string) func(options, []string) (float64, error) {
 	return func(o options, env []string) (float64, error) {
 		o.disable = "windows"
@@ -83,7 +82,7 @@ func throughBuffer(kind string) func(options, []string) (float64, error) {
 	}
 }
 
-// overTCP is the figure of this host's TCP.
+// overTCP measures this host's TCP.
 func overTCP(kind string) func(options, []string) (float64, error) {
 	return func(o options, env []string) (float64, error) {
 		o.plain = true
@@ -91,10 +90,10 @@ func overTCP(kind string) func(options, []string) (float64, error) {
 	}
 }
 
-// perftest runs one of its programs, as a server and a client, and returns a column of the
-// one row that the client prints.
+// perftest runs one of perftest's programs, as a server and as a client, and returns a column of the
+// only row that the client prints.
 func perftest(o options, env []string, column int, program string, args ...string) (float64, error) {
-	if _, err := exec.LookPath(program); err != nil { // under chrt it would look as if no server listened
+	if _, err := exec.LookPath(program); err != nil { // chrt would hide that it is missing
 		return 0, fmt.Errorf("package perftest: %w", err)
 	}
 	port, err := conns.FreePort()
@@ -156,9 +155,9 @@ func copies(o options, env []string) (float64, error) {
 	return strconv.ParseFloat(strings.TrimSpace(string(out)), 64)
 }
 
-// twoCopies is the rate, in GB/s, of two processors that each copy all bytes once, as both
-// ends of a connection do: one from the program's buffer to registered memory, the other
-// from such memory to its program's buffer.
+// twoCopies returns the rate, in GB/s, of two processors that each copy all bytes once, as both ends of
+// a connection do: one from the program's buffer to registered memory, the other from registered memory
+// to its program's buffer.
 func twoCopies() float64 {
 	const (
 		write  = 64 << 10

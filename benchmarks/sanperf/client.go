@@ -19,13 +19,13 @@ type result struct {
 	Provider  string       `json:"provider"`           // what carried the bytes: "shm", "verbs", "tcp", "unix"
 	Fallback  string       `json:"fallback,omitempty"` // why "tcp", where a SAN could have been
 	Spec      spec         `json:"spec"`
-	SendRate  float64      `json:"send_bytes_per_s"`    // from this side, as the other one received it
-	RecvRate  float64      `json:"receive_bytes_per_s"` // at this side
+	SendRate  float64      `json:"send_bytes_per_s"`    // sent by this side, as received by the other one
+	RecvRate  float64      `json:"receive_bytes_per_s"` // received by this side
 	Messages  float64      `json:"messages_per_s"`      // both ways; round trips in mode "ping"
 	CPUPerGB  float64      `json:"cpu_s_per_gb"`        // of both processes, per 1e9 bytes moved
 	RoundTrip *percentiles `json:"round_trip,omitempty"`
 	Intervals []interval   `json:"intervals,omitempty"`
-	Ways      ways         `json:"ways"` // of what both sides sent
+	Ways      ways         `json:"ways"` // of the bytes that both sides sent
 	Here      side         `json:"client"`
 	There     side         `json:"server"`
 }
@@ -117,7 +117,7 @@ func parseClient(std stdio, args []string) (m measurement, asJSON bool, err erro
 	return measurement{target: to, policy: policyOf(*require), spec: what, interval: time.Duration(every)}, asJSON, nil
 }
 
-// chooseMode is the mode that the flags choose, of which at most one may be set.
+// chooseMode returns the mode that the flags choose. At most one of them may be set.
 func chooseMode(reverse, both, latency bool) (mode, error) {
 	chosen, n := modeSend, 0
 	for m, on := range map[mode]bool{modeReceive: reverse, modeBoth: both, modePing: latency} {
@@ -151,7 +151,7 @@ func (m measurement) run(ctx context.Context) (*result, error) {
 	r, err := m.measure(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
-			err = context.Cause(ctx) // rather than the error that this has caused somewhere
+			err = context.Cause(ctx) // not the error that the end of ctx has caused elsewhere
 		}
 		return nil, fmt.Errorf("%v: %w", m.target, err)
 	}
@@ -194,7 +194,7 @@ func (m measurement) measure(ctx context.Context) (*result, error) {
 	var there side
 	answer := in.Decode(&there)
 	switch {
-	case there.Error != "": // the server has the cause; this side only saw the end
+	case there.Error != "": // the server knows the cause; this side has seen only the end
 		return nil, errors.Join(fmt.Errorf("at the server: %s", there.Error), err)
 	case err != nil:
 		return nil, err
@@ -235,7 +235,7 @@ func (m measurement) connect(ctx context.Context, l *load, in *json.Decoder, out
 	return nil
 }
 
-// open dials the server and sends what the connection is for.
+// open dials the server, and sends the token that tells what the connection is for.
 func (m measurement) open(ctx context.Context, t token) (net.Conn, error) {
 	c, err := m.target.dial(ctx, m.policy)
 	if err != nil {
@@ -248,9 +248,9 @@ func (m measurement) open(ctx context.Context, t token) (net.Conn, error) {
 	return c, nil
 }
 
-// unexpected explains errors that a client gets if the server is not sanperf.
+// unexpected adds an explanation to errors that a client gets if the server is not sanperf.
 func unexpected(err error) error {
-	broken := (*net.OpError)(nil) // a reset, if the server has left something unread
+	broken := (*net.OpError)(nil) // the server resets the connection if it has left bytes unread
 	if err == io.EOF || err == io.ErrUnexpectedEOF || errors.As(err, &broken) && !broken.Timeout() {
 		return fmt.Errorf("the server closed the connection; is it sanperf, of this version? (%w)", err)
 	}

@@ -31,7 +31,7 @@ const (
 type contender struct {
 	name   string // "TCP", "unix", "SAN"
 	target target
-	web    *target // of HTTP; nil: there is none, and no short connections are measured
+	web    *target // for HTTP; nil: HTTP and short connections are not measured
 	policy san.Policy
 }
 
@@ -48,7 +48,7 @@ var workloads = []workload{
 	{modeSend, 4 << 10, 1},
 	{modeSend, 64 << 10, 1},
 	{modeSend, 1 << 20, 1},
-	{modeSend, 16 << 20, 1}, // over RDMA, from the program's own memory on any host
+	{modeSend, 16 << 20, 1}, // over RDMA these go from the program's own memory on any host
 	{modeConnect, 0, 1},
 	{modeConnect, 0, 8},
 	{modeExchange, shortSize, 1},
@@ -57,7 +57,7 @@ var workloads = []workload{
 	{modeHTTP, shortSize, 8},
 }
 
-// workloadsOf are those that contenders can make.
+// workloadsOf returns the workloads that the contenders can run.
 func workloadsOf(contenders []contender) (all []workload) {
 	for _, w := range workloads {
 		if contenders[0].web != nil || !w.mode.short() {
@@ -73,12 +73,12 @@ var shortNames = map[mode]string{
 	modeHTTP:     "HTTP, a connection each",
 }
 
-// A figure is one row: something to read off a workload's result.
+// A figure is one row: a value of a workload's result.
 type figure struct {
 	name   string
 	of     workload
 	unit   string
-	lower  bool // is better
+	lower  bool // lower is better
 	value  func(*result) float64
 	format func(float64) string
 }
@@ -180,7 +180,7 @@ func runCompare(ctx context.Context, std stdio, args []string) error {
 	return nil
 }
 
-// measure makes all rounds.
+// measure runs all rounds.
 func (c *comparison) measure(ctx context.Context, std stdio, contenders []contender, warmup time.Duration) error {
 	for round := range c.Rounds {
 		if terminal(std.err) {
@@ -235,7 +235,7 @@ type child struct {
 	cmd   *exec.Cmd
 	stdin io.Closer
 	dir   string   // of the unix sockets, if they are files
-	ready []target // san, unix and tcp, and the same again of HTTP
+	ready []target // for san, unix and tcp, and the same again for HTTP
 }
 
 // startServer starts this program again, as a server on loopback, and waits until it
@@ -246,7 +246,7 @@ func startServer(ctx context.Context, std stdio) (*child, error) {
 		return nil, err
 	}
 	c := new(child)
-	socket := "@sanperf-" + rand.Text() // not a file, so it needs no place and leaves nothing
+	socket := "@sanperf-" + rand.Text() // an abstract name: no file that needs a directory or stays behind
 	if runtime.GOOS != "linux" {
 		if c.dir, err = os.MkdirTemp("", "sanperf"); err != nil {
 			return nil, err
@@ -291,8 +291,7 @@ func startServer(ctx context.Context, std stdio) (*child, error) {
 // loopback is where the server process listens.
 const loopback = "127.0.0.1:0"
 
-// contenders are the ways to the child's listeners. TCP and unix are package net's at both
-// ends.
+// contenders returns the ways to the child's listeners. TCP and unix are package net's at both ends.
 func (c *child) contenders(policy san.Policy) []contender {
 	const san, unix, tcp, web = 0, 1, 2, 3
 	return []contender{

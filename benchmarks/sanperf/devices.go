@@ -24,7 +24,7 @@ const (
 	selfTime = 10 * time.Second
 )
 
-// runDevices is the command "devices", the doctor. It looks behind the public API: at the
+// runDevices is the command "devices", which examines this host. It uses more than the public API: the
 // RDMA libraries and the kernel.
 func runDevices(ctx context.Context, std stdio, args []string) error {
 	fs := newFlagSet(std, "devices")
@@ -61,20 +61,20 @@ func runDevices(ctx context.Context, std stdio, args []string) error {
 	return err
 }
 
-// A report is what the doctor found. Each Error is empty if all is well.
+// A report is the result of "devices". Each Error is empty if all is well.
 type report struct {
 	Providers   map[string]finding `json:"providers"` // "shm", "verbs": whether they work on this host
 	Mechanisms  []mechanism        `json:"shm_mechanisms"`
 	Libraries   string             `json:"rdma_libraries_error,omitempty"`
-	Manager     string             `json:"rdma_cm_error,omitempty"` // even if it is not used
+	Manager     string             `json:"rdma_cm_error,omitempty"` // set also if rdma_cm is not used
 	ForkSafe    bool               `json:"fork_safe"`
 	Devices     []rdmaDevice       `json:"rdma_devices"`
 	Memlock     memlock            `json:"memlock"`
-	Switches    map[string]string  `json:"environment"` // those that are set
+	Switches    map[string]string  `json:"environment"` // environment variables that are set
 	Destination *destination       `json:"destination,omitempty"`
 }
 
-// A finding is a verdict, with what it means or what to do about it.
+// A finding tells whether something works, and what that means or what to do about it.
 type finding struct {
 	Works bool   `json:"works"`
 	Text  string `json:"text"`
@@ -92,7 +92,7 @@ type memlock struct {
 	Cache string `json:"registration_cache"`
 }
 
-// A destination is what a connection to an address finds that is used enough to move.
+// A destination is the result of dials to an address, with connections that are used enough to move.
 type destination struct {
 	Address  string    `json:"address"`
 	Gets     string    `json:"gets,omitempty"` // what would carry it
@@ -114,7 +114,7 @@ type outcome struct {
 var switches = []string{"SAN_PROVIDERS", "SAN_DISABLE", "SAN_SUBNETS", "SAN_IWARP_OFFSET", "SAN_SHARED_DOMAIN", "SAN_RDMACM",
 	"SAN_TRAFFIC_CLASS", "SAN_SERVICE_LEVEL", "SAN_ACK_TIMEOUT", "SAN_ARENA", "SAN_MOVE", "SAN_SHM_DIR", "SAN_TRACE"}
 
-// examine looks at this host and changes nothing.
+// examine examines this host, and changes nothing.
 func examine(ctx context.Context) *report {
 	r := &report{
 		Libraries: text(ibv.Available()),
@@ -143,7 +143,7 @@ func examine(ctx context.Context) *report {
 	return r
 }
 
-// The providers, as san names them.
+// The names of the providers in package san.
 const (
 	sharedMemory = shm.Name
 	rdma         = verbs.Name
@@ -160,7 +160,7 @@ func dialSelf(ctx context.Context) *destination {
 	return explain(ctx, l.Addr().String(), selfTime, selfTime)
 }
 
-// of returns a provider's outcome, or if it has none the error that all dials get.
+// of returns a provider's outcome or, if it has none, the error that all dials get.
 func (d *destination) of(provider string) outcome {
 	for _, o := range d.Outcomes {
 		if o.Provider == provider {
@@ -170,7 +170,7 @@ func (d *destination) of(provider string) outcome {
 	return outcome{Provider: provider, Error: d.Error}
 }
 
-// hold accepts connections, which move only then, and closes them when their dialer has.
+// hold accepts connections, because only accepted ones move, and closes each when its dialer has closed.
 func hold(l net.Listener) {
 	for {
 		c, err := l.Accept()
@@ -194,15 +194,14 @@ func judgeSharedMemory(loopback *destination) finding {
 	return finding{true, "connections between processes of this host"}
 }
 
-// fails reports whether every dial fails without asking a provider: an environment variable
-// has an unknown word.
+// fails reports whether every dial fails before any provider is tried: an environment variable has an
+// unknown value.
 func (d *destination) fails() (finding, bool) {
 	return finding{false, d.Error + "; every Listen and Dial fails"}, len(d.Outcomes) == 0 && d.Error != ""
 }
 
-// explain connects to an address by TCP, and for each provider once more to move that
-// connection. timeout bounds each dial, attempt each move; 0 means the bound that it has in a
-// program.
+// explain connects to an address by TCP, and then once for each provider, to move that connection.
+// timeout bounds each dial, attempt each move. Zero means the bound that a program has by default.
 func explain(ctx context.Context, address string, timeout, attempt time.Duration) *destination {
 	found := &destination{Address: address}
 	var d san.Dialer
@@ -237,7 +236,7 @@ func (r *report) judgeRDMA(loopback *destination) finding {
 	if found, yes := loopback.fails(); yes {
 		return found
 	}
-	var usable, left, bare, listed, opened int // left: usable the way connections are made
+	var usable, left, bare, listed, opened int // left: usable by the way in which connections are made
 	first := ""
 	for _, d := range r.Devices {
 		if d.Listed {
@@ -262,7 +261,7 @@ func (r *report) judgeRDMA(loopback *destination) finding {
 	said := loopback.of(rdma)
 	switch {
 	case said.Error != "" && said.Reason != san.ReasonNotServed.String() && said.Reason != san.ReasonNoProvider.String():
-		return finding{false, said.Error + tcp} // switched off, most likely
+		return finding{false, said.Error + tcp} // most likely RDMA is switched off
 	case r.Libraries != "" && len(r.Devices) == 0:
 		return finding{false, "neither a device nor the libraries" + tcp}
 	case r.Libraries != "":

@@ -16,10 +16,10 @@ import (
 	"github.com/sanconn/san/regcache"
 )
 
-// patient is long enough for any single step on a busy machine. It is not a target.
+// patient is long enough for any single step on a busy machine. It is no goal.
 const patient = "30s"
 
-// devicesJSON runs the doctor and reads what it says, whatever its exit code.
+// devicesJSON runs "devices" and parses its output, whatever its exit code.
 func devicesJSON(t *testing.T, args ...string) (int, *report) {
 	t.Helper()
 	code, stdout, stderr := sanperf(t, append([]string{"devices", "-json", "-timeout", patient, "-attempt", patient}, args...)...)
@@ -57,7 +57,7 @@ func TestDevicesSaysWhatWorksHere(t *testing.T) {
 	}
 }
 
-// The counters of losses are those that the device has.
+// Only counters that the device has are reported as losses.
 func TestLossesOfAPort(t *testing.T) {
 	port := t.TempDir()
 	if err := os.Mkdir(filepath.Join(port, "hw_counters"), 0o700); err != nil {
@@ -112,7 +112,7 @@ func TestDevicesExplainsWhatADialGets(t *testing.T) {
 	if chosen != 1 {
 		t.Errorf("%d of the ways are chosen", chosen)
 	}
-	// The server still serves others.
+	// Afterwards the server still serves others.
 	mustRun(t, "client", "-latency", "-time", "20ms", address)
 }
 
@@ -140,7 +140,7 @@ func TestRDMAIsJudgedByWhatIsMissingFirst(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		report report
-		said   outcome // of the provider, to a dial on loopback
+		said   outcome // the provider's outcome of a dial on loopback
 		works  bool
 		want   string
 	}{
@@ -214,7 +214,7 @@ func TestADeviceIsPrintedWithWhatMatters(t *testing.T) {
 	}
 }
 
-// In a guest's lane the doctor has to see the lane's devices as they are.
+// In a guest's lane "devices" has to report the lane's devices as they are.
 func TestDevicesListsTheDevicesOfTheLane(t *testing.T) {
 	lane := testenv.NeedDevice(t)
 	listen := map[string]string{"rxe": "10.8.0.2", "siw": "10.8.1.2"}[lane]
@@ -228,7 +228,7 @@ func TestDevicesListsTheDevicesOfTheLane(t *testing.T) {
 	if code != exitOK || !r.Providers[rdma].Works {
 		t.Errorf("exit code %d, %+v", code, r.Providers[rdma])
 	}
-	if o := r.Destination.of(rdma); o.Error != "" { // both ends are on one host, where shared memory is chosen
+	if o := r.Destination.of(rdma); o.Error != "" { // both ends are on one host, where shared memory is preferred
 		t.Errorf("no connection moves there: %+v", r.Destination)
 	}
 	seen := 0

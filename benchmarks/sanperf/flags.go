@@ -34,8 +34,8 @@ func newFlagSet(std stdio, name string) *flag.FlagSet {
 // parseArgs parses flags before, between and after the arguments, of which there may be at
 // most most, and returns the arguments.
 func parseArgs(fs *flag.FlagSet, args []string, most int) ([]string, error) {
-	// The flag package prints the whole list of flags after an error, which
-	// hides the error; the usage is for -h.
+	// After an error, the flag package prints the whole list of flags, which hides the error. The list
+	// is printed only for -h.
 	usage := fs.Usage
 	out := fs.Output()
 	fs.Usage = func() {}

@@ -34,7 +34,7 @@ type load struct {
 	spec     spec
 	mode     mode // of this side
 	conns    []net.Conn
-	interval time.Duration // between calls of report; 0: none
+	interval time.Duration // time between calls of report; 0: it is not called
 	report   func(interval)
 	// measured reports the end of measuring to the other side, and waits for the same
 	// from there, so that the streams run while either side measures.
@@ -49,7 +49,7 @@ type load struct {
 
 // counters are bytes in one direction.
 type counters struct {
-	published atomic.Int64 // so far, without what streams have not added yet
+	published atomic.Int64 // so far, without what streams have not yet published
 	total     atomic.Int64 // of the streams that have ended
 }
 
@@ -65,7 +65,7 @@ type side struct {
 	TotalSent     int64   `json:"total_sent_bytes"`
 	TotalReceived int64   `json:"total_received_bytes"`
 	Allocs        uint64  `json:"allocs"`          // of Go heap objects
-	Ways          ways    `json:"ways"`            // of all that this side sent, the warm-up included
+	Ways          ways    `json:"ways"`            // of all bytes that this side sent, including the warm-up
 	Error         string  `json:"error,omitempty"` // why there is no result
 
 	rtt *distribution
@@ -112,7 +112,7 @@ func (l *load) run(ctx context.Context) (*side, error) {
 	start := func(f func(int, net.Conn) error, i int) {
 		streams.Go(func() {
 			if err := f(i, l.conns[i]); err != nil {
-				fail(fmt.Errorf("stream %d: %w", i, err)) // the first one counts
+				fail(fmt.Errorf("stream %d: %w", i, err)) // the first error is the one that is returned
 			}
 		})
 	}
@@ -164,8 +164,8 @@ func (l *load) close() {
 	}
 }
 
-// measure reads the counters when the measured time starts and ends, and reports intervals
-// in between. It takes longer if nothing has moved so far, and ends early if the streams do.
+// measure reads the counters when the measured time starts and ends, and reports intervals in between.
+// It measures for longer if nothing has moved so far, and stops early if the streams end.
 func (l *load) measure(ended <-chan struct{}) *side {
 	sleep := func(d time.Duration) (running bool) {
 		t := time.NewTimer(d)
@@ -220,7 +220,7 @@ func heapAllocs() uint64 {
 // A tally is one stream's own count, added to the shared one in steps.
 type tally struct {
 	to           *counters
-	step         int64 // at this much ahead, the shared count is updated
+	step         int64 // the shared count is updated when this one is ahead by so much
 	total, ahead int64
 }
 
@@ -322,7 +322,7 @@ func (l *load) ping(i int, c net.Conn) error {
 			if err := l.pattern.check(got.total, reply); err != nil {
 				return err
 			}
-			now = time.Since(began) // do not count checking in the next round trip
+			now = time.Since(began) // checking must not count in the next round trip
 		}
 		last = now
 		sent.add(len(message))

@@ -1,9 +1,8 @@
-// Sanperf measures connections of package san beside plain TCP and a unix socket, in the
-// manner of iperf. It uses only the library's public API, so that it measures what a program
-// gets; only the command "devices" looks behind that.
+// Sanperf compares connections of package san with plain TCP and a unix socket, in the manner of iperf.
+// It uses only the library's public API, so that it measures what a program gets. Only the command
+// "devices" uses more.
 //
-// Without a command it starts a server process and prints one table. "sanperf help" lists
-// the commands.
+// Without a command it starts a server process and prints one table. "sanperf help" lists the commands.
 package main
 
 import (
@@ -78,8 +77,8 @@ func run(ctx context.Context, std stdio, args []string) int {
 	return exitCode(std, usageError{fmt.Errorf("unknown command %q; \"sanperf help\" lists them", name)})
 }
 
-// output is what a command prints. Its first error is kept: an unwritten result is
-// a failure.
+// output is what a command prints to. It keeps the first error, because a result that could not be
+// written is a failure.
 type output struct {
 	to io.Writer
 

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// asSanperf is set in the environment of this test binary when it is to be
-// sanperf itself, as when compare starts its server process.
+// asSanperf is set in the environment of this test binary if it has to run sanperf, as when compare
+// starts its server process.
 const asSanperf = "SANPERF_TEST_IS_SANPERF"
 
 func TestMain(m *testing.M) {
@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// sanProvider is what a san: connection over loopback has to go by here.
+// sanProvider returns the provider to which a san: connection over loopback has to move here.
 func sanProvider() string {
 	if runtime.GOOS == "linux" {
 		return "shm"
@@ -39,7 +39,7 @@ func sanperf(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	return code, out.String(), err.String()
 }
 
-// mustRun is sanperf for command lines that have to succeed.
+// mustRun runs a command line that has to succeed.
 func mustRun(t *testing.T, args ...string) (stdout string) {
 	t.Helper()
 	code, stdout, stderr := sanperf(t, args...)
@@ -95,7 +95,7 @@ func TestHelpWithoutACommandNamesTheList(t *testing.T) {
 	}
 }
 
-// full is a disk on which there is no room.
+// full is a disk without free space.
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }

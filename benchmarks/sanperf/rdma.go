@@ -17,7 +17,7 @@ import (
 type rdmaDevice struct {
 	Name      string     `json:"name"`
 	Files     []string   `json:"files,omitempty"` // in /dev/infiniband
-	Listed    bool       `json:"listed"`          // by libibverbs
+	Listed    bool       `json:"listed"`          // libibverbs lists it
 	Error     string     `json:"error,omitempty"` // why it cannot be opened or read
 	Transport string     `json:"transport,omitempty"`
 	Caps      *rdmaCaps  `json:"caps,omitempty"`
@@ -50,15 +50,15 @@ type rdmaPort struct {
 	GIDs      []gid  `json:"gids,omitempty"`
 	Error     string `json:"error,omitempty"`
 
-	// Losses are what the port has counted of packets lost or repeated: what grows on a
-	// network that should lose none. Not every device counts everything.
+	// Losses are the port's counters of packets that were lost or repeated. On a network that should
+	// lose none they should not grow. Not every device counts all of them.
 	Losses map[string]uint64 `json:"losses,omitempty"`
 }
 
 type gid struct {
 	Index  int    `json:"index"`
 	GID    string `json:"gid"`
-	Addr   string `json:"addr,omitempty"` // on RoCE: as an IP address
+	Addr   string `json:"addr,omitempty"` // for RoCE: the GID as an IP address
 	Type   string `json:"type"`
 	Netdev string `json:"netdev,omitempty"`
 }
@@ -79,12 +79,13 @@ func (d *rdmaDevice) usable() bool {
 	return addressed && d.active("")
 }
 
-// bare reports whether they can without rdma_cm alone: InfiniBand without IPoIB.
+// bare reports whether connections can go through the device, but only without rdma_cm: InfiniBand
+// without IPoIB.
 func (d *rdmaDevice) bare() bool {
 	return len(d.Netdevs) == 0 && d.active(ibv.LinkInfiniBand.String())
 }
 
-// active reports whether a port is, of a link layer unless that is empty.
+// active reports whether a port is active. If layer is not empty, only ports of that link layer count.
 func (d *rdmaDevice) active(layer string) bool {
 	return d.Error == "" && slices.ContainsFunc(d.Ports, func(p rdmaPort) bool {
 		return p.State == ibv.PortActive.String() && (layer == "" || p.LinkLayer == layer)
@@ -128,13 +129,13 @@ var lossCounters = [...]string{
 	"completer_retry_err", "out_of_seq_request", "rcvd_seq_err", "rcvd_rnr_err", "retry_exceeded_err", // rxe
 }
 
-// lossesOf reads them in a port's folder.
+// lossesOf reads these counters in a port's folder.
 func lossesOf(port string) map[string]uint64 {
 	losses := make(map[string]uint64)
 	for _, name := range lossCounters {
 		b, err := os.ReadFile(filepath.Join(port, "hw_counters", name))
 		if err != nil {
-			continue // not a counter of this device
+			continue // the device does not have this counter
 		}
 		if n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64); err == nil {
 			losses[name] = n

@@ -10,7 +10,7 @@ import (
 	"github.com/sanconn/san/provider/verbs"
 )
 
-// kernelDevices returns the kernel's RDMA devices, whatever the libraries.
+// kernelDevices returns the RDMA devices that the kernel knows, whether or not the libraries list them.
 func kernelDevices() (list []rdmaDevice) {
 	names := rdmamap.GetRdmaDeviceList()
 	slices.Sort(names)

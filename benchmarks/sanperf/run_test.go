@@ -26,7 +26,7 @@ func decode(t *testing.T, text string, into any) {
 	}
 }
 
-// The providers that each transport of a server process has to be served by.
+// wantProvider returns the provider that connections to a target of a server process have to use.
 func wantProvider(t target) string {
 	if t.transport == "san" {
 		return sanProvider()
@@ -58,7 +58,7 @@ func TestEachModeRunsOnTheProviderItNames(t *testing.T) {
 					t.Errorf("went by %q; want %q (%s)", r.Provider, want, r.Fallback)
 				}
 				out, in := r.SendRate > 0, r.RecvRate > 0
-				if test.out && test.in { // one of them may have had no turn while it was measured
+				if test.out && test.in { // one direction may not have had a turn while it was measured
 					out, in = r.There.TotalReceived > 0, r.Here.TotalReceived > 0
 				}
 				if out != test.out || in != test.in {
@@ -80,7 +80,8 @@ func TestEachModeRunsOnTheProviderItNames(t *testing.T) {
 	}
 }
 
-// Two ends that both write and do not read would wait for each other for ever.
+// If both ends only wrote, and did not read, each would wait for the other for ever. The message is
+// larger than all buffers between them.
 func TestARoundTripMayBeLargerThanAllBuffers(t *testing.T) {
 	for _, to := range serverProcess(t).ready[:3] {
 		mustRun(t, "client", "-latency", "-size", "16M", "-verify", "-time", "1ms", to.String())
@@ -107,7 +108,7 @@ func TestAClientPrintsALineForEachInterval(t *testing.T) {
 	if !strings.Contains(lines[0], "by "+sanProvider()+": sending, 64 KiB messages") {
 		t.Errorf("the first line does not say what runs on what:\n%s", out)
 	}
-	var end float64 // of the line before; how many there are is the scheduler's affair
+	var end float64 // of the line before; the number of lines depends on the scheduler
 	for _, line := range lines {
 		var from, to float64
 		if n, _ := fmt.Sscanf(line, "%f-%f s", &from, &to); n < 2 {
@@ -128,7 +129,7 @@ func TestIntervalsAreReportedWhenTheyAreOver(t *testing.T) {
 		var got []string
 		l := &load{spec: spec{Time: 0.1}, interval: 30 * time.Millisecond}
 		l.report = func(i interval) { got = append(got, fmt.Sprintf("%.2f-%.2f", i.From, i.To)) }
-		time.AfterFunc(time.Millisecond, func() { l.sent.published.Add(1) }) // otherwise it goes on
+		time.AfterFunc(time.Millisecond, func() { l.sent.published.Add(1) }) // without progress, measuring goes on
 		l.measure(nil)
 		if want := []string{"0.00-0.03", "0.03-0.06", "0.06-0.09", "0.09-0.10"}; !slices.Equal(got, want) {
 			t.Errorf("%v, want %v", got, want)
@@ -150,7 +151,7 @@ func TestComparePutsAllTransportsSideBySide(t *testing.T) {
 		for _, cell := range row.Cells {
 			want := want[cell.Contender]
 			if want == "shm" && row.Unit == "1/s" && !strings.HasPrefix(row.Name, "messages") {
-				want = "tcp" // a move would not pay
+				want = "tcp" // the connection is too short for a move
 			}
 			if len(cell.Providers) != 1 || cell.Providers[0] != want {
 				t.Errorf("%s, %s: went by %v %v", row.Name, cell.Contender, cell.Providers, cell.Fallbacks)
@@ -158,7 +159,7 @@ func TestComparePutsAllTransportsSideBySide(t *testing.T) {
 			if len(cell.Values) != 2 {
 				t.Errorf("%s, %s: %d rounds", row.Name, cell.Contender, len(cell.Values))
 			}
-			if cell.Median <= 0 && row.Unit != "s/GB" { // so little CPU time may round to none
+			if cell.Median <= 0 && row.Unit != "s/GB" { // so little CPU time may round to 0
 				t.Errorf("%s, %s: %v", row.Name, cell.Contender, cell.Values)
 			}
 		}
@@ -175,7 +176,7 @@ func TestCompareWithAServerElsewhere(t *testing.T) {
 
 func TestAServerProcessEndsWithItsInput(t *testing.T) {
 	server := serverProcess(t)
-	if err := server.stop(); err != nil { // as when it has to be killed
+	if err := server.stop(); err != nil { // then stop has to kill it
 		t.Error(err)
 	}
 }
@@ -195,8 +196,7 @@ func TestNobodyThereIsSaid(t *testing.T) {
 	}
 }
 
-// tcpListener is a plain listener on loopback whose connections do what
-// handle says.
+// tcpListener is a plain listener on loopback that passes its connections to handle.
 func tcpListener(t *testing.T, handle func(net.Conn)) target {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -216,7 +216,7 @@ func tcpListener(t *testing.T, handle func(net.Conn)) target {
 	return target{"tcp", l.Addr().String()}
 }
 
-// The server closes after the hello with the rest unread, which sometimes means a reset.
+// The server closes after the hello without reading the rest, which sometimes causes a reset.
 func TestAServerOfAnotherVersionIsSaid(t *testing.T) {
 	for _, linger := range []int{0, -1} {
 		to := tcpListener(t, func(c net.Conn) {
@@ -327,7 +327,7 @@ func TestACancelledClientEnds(t *testing.T) {
 	}
 }
 
-// A client that is canceled before the server has answered says so, too.
+// If a client is canceled before the server has answered, the error is that it was canceled.
 func TestACancelledClientSaysSo(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	m := measurement{
@@ -343,7 +343,7 @@ func TestACancelledClientSaysSo(t *testing.T) {
 	}
 }
 
-// A corruptor changes one byte of what is read.
+// A corruptor changes one byte that is read.
 type corruptor struct {
 	net.Conn
 	at int
@@ -379,7 +379,7 @@ func TestAWrongByteIsAFailure(t *testing.T) {
 	}
 }
 
-// A wrong byte in a reply is a failure, too: in any round trip, if each byte is checked.
+// A wrong byte in an echo is a failure. It may be in any round trip if each byte is checked.
 func TestAWrongByteOfAReplyIsAFailure(t *testing.T) {
 	accepted := make(chan net.Conn, 1)
 	to := tcpListener(t, func(c net.Conn) { accepted <- c })

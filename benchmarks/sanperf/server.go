@@ -54,7 +54,7 @@ func runServer(ctx context.Context, std stdio, args []string) error {
 	asked := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
 	if *untilEOF {
-		go func() { // ends with its input, which is the process's own
+		go func() { // runs until the input ends, which is the end of the process
 			io.Copy(io.Discard, std.in)
 			cancel(nil)
 		}()
@@ -89,11 +89,10 @@ func runServer(ctx context.Context, std stdio, args []string) error {
 	if err := context.Cause(ctx); asked.Err() == nil && err != context.Canceled {
 		return err
 	}
-	return nil // ended in order, by a signal or standard input
+	return nil // a signal or the end of standard input, which is no error
 }
 
-// lackText reports which connections go by TCP: that there is none of a SAN is the rule, and
-// no failure.
+// lackText reports which connections go by TCP. To have no SAN is the normal case, and no failure.
 func lackText(provider string, why *san.Unavailable) string {
 	switch why.Reason {
 	case san.ReasonNoProvider, san.ReasonNotServed:
@@ -140,7 +139,7 @@ func (s *server) serve(ctx context.Context, l net.Listener) error {
 			return nil
 		case errors.Is(err, net.ErrClosed):
 			return err
-		case err != nil: // most likely for lack of descriptors: measurements under way go on
+		case err != nil: // most likely for lack of descriptors; measurements in progress go on
 			s.log("accept: %v", err)
 			select {
 			case <-time.After(acceptPause):
@@ -156,8 +155,8 @@ func (s *server) serve(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// handle finds out what a connection is for. It serves a control connection to its end, and
-// hands a stream to its measurement, which closes it.
+// handle reads what a connection is for. It serves a control connection to its end, and passes a stream
+// to its measurement, which closes it.
 func (s *server) handle(ctx context.Context, c net.Conn) error {
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	c.SetReadDeadline(time.Now().Add(setupTime))
@@ -165,7 +164,7 @@ func (s *server) handle(ctx context.Context, c net.Conn) error {
 	if err != nil {
 		c.Close()
 		if err == io.EOF {
-			return nil // a probe of the port
+			return nil // somebody has probed the port
 		}
 		return err
 	}
@@ -184,7 +183,7 @@ func (s *server) handle(ctx context.Context, c net.Conn) error {
 	return nil
 }
 
-// join hands c to the measurement that t names.
+// join passes c to the measurement that t names.
 func (s *server) join(t token, c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 	"github.com/sanconn/san"
 )
 
-// Connections that end before a move would pay are measured as package san makes them by
-// default: they stay on TCP. Each is new; so many goroutines make one after the other.
+// Modes that measure connections which end before a move would pay, as package san makes them by
+// default: they stay on TCP. Each connection is new. Several goroutines make one after the other.
 const (
 	modeConnect  mode = "connect"  // connects, ends its direction, reads the end of the other, closes
 	modeExchange mode = "exchange" // connects, sends spec.Size bytes, gets them back, closes
@@ -28,7 +28,7 @@ func (m mode) short() bool { return m == modeConnect || m == modeExchange || m =
 // shortSize is how many bytes an exchange has each way, and an answer of the HTTP server.
 const shortSize = 100
 
-// exchangeToken is in the hello of an exchange, which is a part of its bytes.
+// exchangeToken is the token in the hello of an exchange. The hello is a part of its bytes.
 var exchangeToken = token{'e', 'x', 'c', 'h', 'a', 'n', 'g', 'e'}
 
 // runShort measures connections a second.
@@ -49,7 +49,7 @@ func (m measurement) runShort(ctx context.Context) (*result, error) {
 		all.Go(func() {
 			for !stop.Load() && ctx.Err() == nil {
 				if err := once(ctx); err != nil {
-					fail(err) // the first one counts
+					fail(err) // the first error is the one that is returned
 					return
 				}
 				made.Add(1)
@@ -81,7 +81,7 @@ func (m measurement) runShort(ctx context.Context) (*result, error) {
 	return &result{Target: m.target, Provider: by, Spec: m.spec, Messages: float64(n) / took.Seconds()}, nil
 }
 
-// once returns what makes a connection, uses it and closes it.
+// once returns a function that makes a connection, uses it and closes it.
 func (m measurement) once() (func(context.Context) error, error) {
 	switch m.spec.Mode {
 	case modeConnect:
@@ -117,7 +117,7 @@ func (m measurement) once() (func(context.Context) error, error) {
 	}, nil
 }
 
-// eachOf returns what makes a connection, and closes it after use.
+// eachOf returns a function that makes a connection, and closes it after use.
 func (m measurement) eachOf(use func(net.Conn) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		c, err := m.target.dialShort(ctx)
@@ -146,7 +146,7 @@ func exchange(c net.Conn) error {
 	return err
 }
 
-// serveExchange is the server's side, behind the hello.
+// serveExchange is the server's side, after the hello.
 func serveExchange(c net.Conn) error {
 	defer c.Close()
 	var b [shortSize]byte
@@ -159,7 +159,7 @@ func serveExchange(c net.Conn) error {
 	return ignoreReset(expectEOF(c))
 }
 
-// ignoreReset is for the end of a connection whose answer has been read.
+// ignoreReset is for the close of a connection whose answer has been read: a reset is then no error.
 func ignoreReset(err error) error {
 	if e := (*net.OpError)(nil); errors.As(err, &e) {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// A server that a service manager terminates must remove its socket's file, which would keep
-// the next one from starting.
+// A server that a service manager terminates must remove its socket file: otherwise the next server
+// could not start.
 func TestATerminatedServer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	for range 2 {
@@ -25,7 +25,7 @@ func TestATerminatedServer(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		bufio.NewScanner(out).Scan() // it listens, or has failed
+		bufio.NewScanner(out).Scan() // now it listens, or has failed
 		cmd.Process.Signal(syscall.SIGTERM)
 		if err := cmd.Wait(); err != nil {
 			t.Error(err)

@@ -14,7 +14,7 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// What the simulated link is set to: about that of a ConnectX-7.
+// The settings of the simulated link are about those of a ConnectX-7.
 const simulatedLink = "latency_ns=2000,bandwidth=50000000000"
 
 // simulatedBanner begins the table, with the device's settings.
@@ -24,8 +24,8 @@ bytes go. Its rates say nothing about hardware, nor about TCP between hosts.
 
 `
 
-// simulate runs a comparison in processes of their own, with a simulated device's libraries in
-// the place of rdma-core's.
+// simulate runs a comparison in new processes, with a simulated device's libraries in place of
+// rdma-core's.
 func simulate(ctx context.Context, std stdio, profile string, args []string) error {
 	if known := hwsim.Profiles(); !slices.Contains(known, profile) {
 		return usagef("compare: there is no family %q to simulate; there are %s", profile, strings.Join(known, ", "))
@@ -47,7 +47,7 @@ func simulate(ctx context.Context, std stdio, profile string, args []string) err
 		return err
 	}
 	cmd := exec.CommandContext(ctx, self, append([]string{"compare", "-require"}, args...)...)
-	cmd.Env = append(fabric.Programs(), "SAN_PROVIDERS=verbs") // on one host it would be shm
+	cmd.Env = append(fabric.Programs(), "SAN_PROVIDERS=verbs") // on one host, shm would be preferred
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = std.in, std.out, std.err
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("-simulate: the comparison failed: %w", err)
@@ -61,7 +61,7 @@ func simulate(ctx context.Context, std stdio, profile string, args []string) err
 	return nil
 }
 
-// cannotSimulate is why this program cannot load a device's libraries, whatever is installed.
+// cannotSimulate returns why this program cannot load a device's libraries, whatever is installed.
 func cannotSimulate() error {
 	if runtime.GOOS != "linux" {
 		return errors.New("RDMA is used on Linux alone")
@@ -73,8 +73,8 @@ func cannotSimulate() error {
 	return nil
 }
 
-// memoryDir is where the device's memory lies: "" stands for the system's default, where
-// there is no file system in memory.
+// memoryDir returns the directory of the device's memory: "", which means the system's default, if there
+// is no file system in memory.
 func memoryDir() string {
 	const dir = "/dev/shm"
 	if info, err := os.Stat(dir); err == nil && info.IsDir() {

@@ -11,12 +11,13 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// One command shows on any machine which way bytes go over RDMA, and that no device was there.
+// One command shows on any machine which way bytes go over RDMA. Its output must tell that there was no
+// device.
 func TestSimulate(t *testing.T) {
 	hwsim.Libraries(t)
-	// A buffer's Writes are copied until that has cost as much as to register it: once or, as a
-	// busy machine measures it, up to eight times (provider/verbs/costs.go). How long that takes is
-	// the machine's affair.
+	// A buffer's Writes are copied until the copies have cost as much as registering the buffer: once,
+	// or up to eight times if a busy machine measures costs so (provider/verbs/costs.go). The number
+	// depends on the machine.
 	const enough = 10 * 16 << 20
 	const some = 64 << 20
 	for _, test := range []struct {
@@ -32,7 +33,7 @@ func TestSimulate(t *testing.T) {
 				for _, row := range c.Ways {
 					went[row.Name] = row.ways
 				}
-				// Until the peer's inbox has come, bytes go as messages.
+				// Until the peer has sent its inbox, bytes go as messages.
 				if w := went["sending, 16 MiB"]; went["sending, 64 KiB"].sum() >= some && w.sum() >= some && (!test.own || w.OwnMemory > 0 || w.sum() >= enough) {
 					break
 				}
@@ -65,7 +66,7 @@ func TestSimulate(t *testing.T) {
 	}
 }
 
-// Whoever reads the table sees first that it is of no device.
+// The first lines of the table must tell that it is of no real device.
 func TestSimulatedTableSaysSo(t *testing.T) {
 	hwsim.Libraries(t)
 	out := mustRun(t, "-simulate", "bnxt_re", "-rounds", "1", "-time", "1ms", "-warmup", "1ms")

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Bounds of what a client may have a server do.
+// Bounds of what a client may request from a server.
 const (
 	maxSize    = 1 << 28 // of a message, which a stream holds in memory, or of a Read
 	maxStreams = 4096
@@ -13,8 +13,8 @@ const (
 	maxTime    = 24 * time.Hour
 )
 
-// defaultRead is the room of a Read, whatever the size of messages, as in most programs:
-// io.Copy uses half of it.
+// defaultRead is the room of a Read, whatever the size of messages. Most programs read so; io.Copy uses
+// half of it.
 const defaultRead = byteSize(64 << 10)
 
 // A mode is what one side does on each connection.

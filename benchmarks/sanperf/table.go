@@ -19,11 +19,11 @@ type comparison struct {
 	Read    int         `json:"read"` // bytes that each Read has room for
 	Rows    []*tableRow `json:"rows"`
 
-	Simulated string    `json:"simulated,omitempty"` // the settings of a device that is none
+	Simulated string    `json:"simulated,omitempty"` // the settings of the simulated device, if it is one
 	Ways      []*wayRow `json:"ways,omitempty"`      // of the SAN, by workload
 }
 
-// A wayRow is how one workload's bytes went in all rounds.
+// A wayRow tells how one workload's bytes went in all rounds.
 type wayRow struct {
 	of   workload
 	Name string `json:"name"`
@@ -35,17 +35,17 @@ type tableRow struct {
 	Name   string  `json:"name"`
 	Unit   string  `json:"unit"`
 	Better string  `json:"better"` // "lower" or "higher"
-	Cells  []*cell `json:"cells"`  // the first one is what the others are compared with
+	Cells  []*cell `json:"cells"`  // the first one is the reference
 }
 
 // A cell is one figure of one contender over all rounds.
 type cell struct {
 	Contender string    `json:"contender"`
-	Providers []string  `json:"providers"` // those that it ran on: usually one
+	Providers []string  `json:"providers"` // what carried the contender: usually one provider
 	Fallbacks []string  `json:"fallbacks,omitempty"`
 	Values    []float64 `json:"values"` // by round
 	summary
-	Ratio summary `json:"times_better"` // than the first contender in the same round
+	Ratio summary `json:"times_better"` // compared with the first contender in the same round
 }
 
 // A summary summarizes many values.
@@ -79,7 +79,7 @@ func quantile(sorted []float64, q float64) float64 {
 	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
 }
 
-// add adds a measurement to every row that uses it.
+// add adds a measurement to each row that uses it.
 func (c *comparison) add(contender string, w workload, r *result) {
 	for _, row := range c.Rows {
 		if row.of != w {
@@ -97,7 +97,7 @@ func (c *comparison) add(contender string, w workload, r *result) {
 	}
 }
 
-// addWays adds to the workload's row how bytes went that package san carried.
+// addWays adds to the workload's row how the bytes went that package san carried.
 func (c *comparison) addWays(w workload, went ways) {
 	if !went.carried() {
 		return
@@ -135,8 +135,8 @@ func addNew(list []string, s string) []string {
 	return append(list, s)
 }
 
-// conclude summarizes the rounds. Ratios are formed within each round, since
-// the machine's pace changes from one to the next.
+// conclude summarizes the rounds. Ratios are computed within each round, because the machine's speed
+// changes from one round to the next.
 func (c *comparison) conclude() {
 	for _, row := range c.Rows {
 		base := row.Cells[0].Values
@@ -157,8 +157,8 @@ func (c *comparison) conclude() {
 	}
 }
 
-// print writes the table: one row per figure, one column per contender, and
-// for the last contender its ratio and what it ran on.
+// print writes the table: one row per figure and one column per contender; for the last contender also
+// its ratio, and what carried it.
 func (c *comparison) print(w io.Writer) {
 	if c.Simulated != "" {
 		fmt.Fprintf(w, simulatedBanner, c.Simulated)

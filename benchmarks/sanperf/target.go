@@ -70,15 +70,15 @@ func (t target) listen(ctx context.Context, policy san.Policy) (net.Listener, er
 	}
 }
 
-// dial opens one connection to t. One of package san has moved before it is used, or does
-// not move.
+// dial opens a connection to t. A connection of package san has moved when dial returns, or will not
+// move.
 func (t target) dial(ctx context.Context, policy san.Policy) (net.Conn, error) {
 	if t.transport != "san" {
 		return t.dialShort(ctx)
 	}
 	d := san.Dialer{Policy: policy}
 	d.Options.MoveAtOnce = true
-	d.Options.AttemptTimeout = setupTime // what it measures is a connection that has moved
+	d.Options.AttemptTimeout = setupTime // only a connection that has moved is measured
 	c, err := d.DialContext(ctx, "tcp", t.address)
 	if err == nil {
 		awaitMove(ctx, c)
@@ -86,7 +86,7 @@ func (t target) dial(ctx context.Context, policy san.Policy) (net.Conn, error) {
 	return c, err
 }
 
-// dialShort opens one as a program does that sets nothing.
+// dialShort opens a connection with package san's default settings.
 func (t target) dialShort(ctx context.Context) (net.Conn, error) {
 	if t.transport == "san" {
 		return new(san.Dialer).DialContext(ctx, "tcp", t.address)
@@ -94,7 +94,8 @@ func (t target) dialShort(ctx context.Context) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, t.transport, t.address)
 }
 
-// movePause is between two looks at a connection that is to move, which takes some 100 µs.
+// movePause is the time between two looks at a connection that is about to move. A move takes some 100
+// µs.
 const movePause = 100 * time.Microsecond
 
 // awaitMove waits while a connection may still move, or until ctx is done.
@@ -104,9 +105,9 @@ func awaitMove(ctx context.Context, c net.Conn) {
 	}
 }
 
-// providersOf is providerOf for all connections of a measurement; results that differ are
-// joined. The providers are sorted, because the two ends compare them, and connections may
-// arrive in another order than they were made.
+// providersOf returns what providerOf does, for all connections of a measurement; different results are
+// joined. The providers are sorted, because the two ends compare them, and connections may arrive in
+// another order than they were made in.
 func providersOf(conns []net.Conn) (provider, fallback string) {
 	var providers, fallbacks []string
 	for _, c := range conns {
@@ -120,8 +121,7 @@ func providersOf(conns []net.Conn) (provider, fallback string) {
 	return strings.Join(providers, "+"), strings.Join(fallbacks, "; ")
 }
 
-// providerOf returns what carries c's bytes and, if they were to go by a SAN but do not, why
-// not.
+// providerOf returns what carries c's bytes and, if a SAN was wanted but does not, why.
 func providerOf(c net.Conn) (provider, fallback string) {
 	info := san.InfoOf(c)
 	if info.Fallback != san.ReasonNone {

@@ -25,7 +25,7 @@ func TestSizes(t *testing.T) {
 			t.Errorf("%q is %d, %v; want %d", text, got, err, want)
 		}
 	}
-	// The largest exceeds a 32-bit int, as a limit of locked memory may on a 32-bit machine.
+	// The largest value exceeds a 32-bit int, as a limit of locked memory may on a 32-bit machine.
 	for size, want := range map[byteSize]string{64: "64 B", 4096: "4 KiB", 1 << 20: "1 MiB", 1500: "1500 B", 1 << 30: "1 GiB", 8 << 30: "8 GiB"} {
 		if got := size.String(); got != want {
 			t.Errorf("%d is %q; want %q", size, got, want)
@@ -67,7 +67,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// The ends agree although connections arrive in any order.
+// Both ends name the providers in the same order, although connections arrive in any order.
 func TestProvidersAreNamedInOneOrder(t *testing.T) {
 	pipe, _ := net.Pipe()
 	conns := []net.Conn{pipe, connect(t, tcpListener(t, func(c net.Conn) { c.Close() }))}
@@ -186,7 +186,7 @@ func TestSummaries(t *testing.T) {
 	}
 }
 
-// madeUp is a result with just the figures of the table.
+// madeUp is a result that has only the figures of the table.
 func madeUp(provider string, rtt, rate, cpu float64) *result {
 	return &result{Provider: provider, RoundTrip: &percentiles{P50: rtt, P99: 2 * rtt}, Messages: rate, SendRate: rate, CPUPerGB: cpu}
 }
@@ -194,7 +194,7 @@ func madeUp(provider string, rtt, rate, cpu float64) *result {
 func TestRatiosAreFormedWithinRoundsAndAboveOneIsBetter(t *testing.T) {
 	c := newComparison([]contender{{name: "TCP"}, {name: "SAN"}}, 3, time.Second, defaultRead)
 	for round := range 3 {
-		slow := float64(round + 1) // the machine's pace; the ratio holds all the same
+		slow := float64(round + 1) // the machine is slower in each round; the ratio is the same
 		for _, w := range workloads {
 			c.add("TCP", w, madeUp("tcp", 8*slow, 2e9/slow, 0.9*slow))
 			c.add("SAN", w, madeUp("shm", 2*slow, 8e9/slow, 0.3*slow))
@@ -314,7 +314,7 @@ func TestSpecBounds(t *testing.T) {
 	}
 }
 
-// What a client says before it is served is bounded.
+// The size of what a client sends before it is served is bounded.
 func TestControlThatNeverEnds(t *testing.T) {
 	c, client := net.Pipe()
 	defer client.Close()
@@ -347,7 +347,7 @@ func (c *hurried) SetReadDeadline(t time.Time) error {
 	return c.Conn.SetReadDeadline(t)
 }
 
-// The server does not wait for ever for a client that connects and says nothing.
+// The server does not wait for ever for a client that connects and sends nothing.
 func TestHelloHasItsTime(t *testing.T) {
 	inner, client := net.Pipe()
 	c := &hurried{Conn: inner}
@@ -360,8 +360,8 @@ func TestHelloHasItsTime(t *testing.T) {
 	}
 }
 
-// A measurement takes as many streams as it asked for, while it waits for them, and closes
-// those that it did not run.
+// A measurement takes as many streams as it has requested while it waits for them, and closes those that
+// it did not run.
 func TestAStreamTooManyIsRefused(t *testing.T) {
 	s := new(server)
 	full, over := token{1}, token{2}
@@ -380,7 +380,7 @@ func TestAStreamTooManyIsRefused(t *testing.T) {
 			t.Fatal("the server hangs")
 		}
 	}
-	join(full, false) // nobody has asked for it yet
+	join(full, false) // no measurement has requested it yet
 	s.expect(full, 1)
 	join(full, true)
 	join(full, false)
@@ -394,7 +394,7 @@ func TestAStreamTooManyIsRefused(t *testing.T) {
 	}
 }
 
-// outOfDescriptors is a listener that fails once.
+// outOfDescriptors is a listener whose first Accept fails.
 type outOfDescriptors struct {
 	net.Listener
 	accepts chan int

@@ -10,8 +10,8 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// ways are how the bytes that one or more processes sent by package san went, from the
-// beginning of a measurement to its end, and what that took.
+// ways tell how the bytes went that one or more processes sent by package san, from the beginning of a
+// measurement to its end, and what that cost.
 type ways struct {
 	OwnMemory uint64 `json:"own_memory_bytes"` // by RDMA straight from the program's memory
 	Box       uint64 `json:"box_bytes"`        // copied once to registered memory, by RDMA from there
@@ -19,13 +19,13 @@ type ways struct {
 	TCP       uint64 `json:"tcp_bytes"`
 
 	Registrations uint64 `json:"registrations"` // of memory that bytes come from or go to
-	Hits          uint64 `json:"hits"`          // memory that was found registered
-	Unregistered  uint64 `json:"unregistered"`  // large Writes and Reads that were copied as memory could not be registered
+	Hits          uint64 `json:"hits"`          // uses of memory that was registered already
+	Unregistered  uint64 `json:"unregistered"`  // large Writes and Reads that were copied because memory could not be registered
 	Windows       uint64 `json:"windows"`       // times that a memory window was bound
 	Sleeps        uint64 `json:"sleeps"`        // times that a Read or Write slept
 }
 
-// waysSoFar are those of connections, of which this package makes some, and of the process.
+// waysSoFar returns the ways of connections, some of which package san has made, and of the process.
 func waysSoFar(conns []net.Conn) (w ways) {
 	for _, c := range conns {
 		c, ok := c.(*sanconn.Conn)
@@ -65,12 +65,12 @@ func (w ways) since(earlier ways) ways {
 	return w
 }
 
-// carried is whether package san carried any bytes.
+// carried reports whether package san carried any bytes.
 func (w ways) carried() bool { return w.sum() > 0 }
 
 func (w ways) sum() uint64 { return w.OwnMemory + w.Box + w.Messages + w.TCP }
 
-// cells are the figures of a line: parts of the bytes, and how often.
+// cells returns the figures of a line: the parts of the bytes, and how often the rest happened.
 func (w ways) cells() []string {
 	all := max(float64(w.sum()), 1)
 	var list []string
@@ -84,7 +84,7 @@ func (w ways) cells() []string {
 	return list
 }
 
-// whole is count, of what is counted in ones.
+// whole formats a counter, without decimals if it is small.
 func whole(n uint64) string {
 	if n < 1000 {
 		return fmt.Sprint(n)
@@ -92,7 +92,7 @@ func whole(n uint64) string {
 	return count(float64(n))
 }
 
-// What figures has the names of.
+// The names of the cells.
 var (
 	waysOfBytes = []string{"own memory", "box", "messages", "TCP"}
 	waysTook    = []string{"registrations", "hits", "unregistered", "windows", "sleeps"}

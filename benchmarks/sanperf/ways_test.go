@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// A measurement through package san ends with how its bytes went, one past it does not.
+// The result of a measurement through package san ends with how its bytes went; that of plain TCP does
+// not.
 func TestResultsEndWithHowBytesWent(t *testing.T) {
 	server := serverProcess(t)
 	for _, to := range server.ready[:3] {

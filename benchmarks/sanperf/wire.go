@@ -16,7 +16,7 @@ import (
 //	client: opens spec.Streams connections with that token
 //	server: started, when all are there
 //	        (both sides run their load)
-//	both:   measured, when they have done so, then wait for the other's
+//	both:   measured, when they have measured; then they wait for the other's
 //	        (the senders end, the streams drain)
 //	server: side
 const (

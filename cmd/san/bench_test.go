@@ -12,11 +12,11 @@ import (
 	"testing"
 )
 
-// BenchmarkTCP compares a connection that stays on TCP with plain net's, in processes that take
-// turns: switched off, and with a peer that is plain. It reports the medians of the ratios of their
-// round trips, and by how many nanoseconds these differ; for plain net once more, too, which shows
-// what of that is the machine's. An iteration is a round of four processes in a random order; of
-// less than twenty, the figures say little.
+// BenchmarkTCP compares a connection that stays on TCP, in programs built by san, with plain net's: with
+// SANs switched off, and with a plain peer. The processes take turns. It reports the medians of the
+// ratios of their round trips, and the differences in nanoseconds. It also compares plain net with
+// itself, which shows how exact the machine is. An iteration is a round of four processes in a random
+// order; with less than twenty rounds the figures mean little.
 func BenchmarkTCP(b *testing.B) {
 	dir := b.TempDir()
 	if err := os.CopyFS(dir, os.DirFS("testdata/pingpong")); err != nil {
@@ -49,7 +49,7 @@ func BenchmarkTCP(b *testing.B) {
 		name, file string
 		env        []string
 	}{{"plain", "./plain", nil}, {"again", "./plain", nil}, {"off", "./built", []string{"SAN_PROVIDERS=none"}}, {"on", "./built", nil}}
-	var ratios, more [len(ways)][]float64 // to plain, by round
+	var ratios, more [len(ways)][]float64 // compared with plain, by round
 	for b.Loop() {
 		var trip [len(ways)]float64
 		for _, i := range rand.Perm(len(ways)) {

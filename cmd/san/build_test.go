@@ -76,8 +76,7 @@ func runs(t *testing.T, env []string, name string, args ...string) string {
 	return string(out)
 }
 
-// What echo prints where its connection moves when it has been used enough, and where it
-// cannot.
+// What echo prints if its connection moves when it has been used enough, and if it cannot move.
 const (
 	moved = `at first: tcp tcp
 used: shm shm
@@ -99,7 +98,7 @@ open at the end: 0
 `
 )
 
-// moves runs echo, whose connection is to move.
+// moves runs echo, and expects its connection to move.
 func moves(t *testing.T, file string, env ...string) {
 	t.Helper()
 	if out := runs(t, env, file); out != moved {
@@ -116,7 +115,7 @@ func TestBuild(t *testing.T) {
 		t.Errorf("the program's directory has changed: %s; it was %s", after, before)
 	}
 	moves(t, file)
-	_, rest, _ := strings.Cut(runs(t, []string{"SAN_MOVE=now"}, file), "\n") // at first it may have moved
+	_, rest, _ := strings.Cut(runs(t, []string{"SAN_MOVE=now"}, file), "\n") // its first line may be of either carrier
 	if _, want, _ := strings.Cut(moved, "\n"); rest != want {
 		t.Errorf("SAN_MOVE=now:\n%s", rest)
 	}
@@ -151,7 +150,7 @@ func TestBuild(t *testing.T) {
 		}
 	})
 	t.Run("env", func(t *testing.T) {
-		t.Setenv("GOCACHE", strings.TrimSpace(runs(t, nil, "go", "env", "GOCACHE"))) // by default beside san's
+		t.Setenv("GOCACHE", strings.TrimSpace(runs(t, nil, "go", "env", "GOCACHE"))) // its default is beside san's cache
 		t.Setenv("XDG_CACHE_HOME", filepath.Join(t.TempDir(), "a cache"))
 		out := sanIn(t, dir, "env")
 		cmd := exec.Command("sh", "-c", out+"go build -o "+file+"2 .")
@@ -168,14 +167,15 @@ func TestBuild(t *testing.T) {
 	})
 }
 
-// TestBubble has connections in a bubble of testing/synctest, which are plain, beside one outside.
+// TestBubble: connections in a bubble of testing/synctest are plain, also while there is one outside the
+// bubble.
 func TestBubble(t *testing.T) {
 	t.Setenv("SAN_MOVE", "now")
 	sanIn(t, program(t, "bubble", "go 1.26"), "test", "-count=1", ".")
 }
 
-// TestBeside has the library's own connections, copies of descriptors and what is not TCP beside
-// connections of package net.
+// TestBeside: a program may use connections of package san, copies of descriptors and other networks
+// than TCP together with package net's connections.
 func TestBeside(t *testing.T) {
 	dir := program(t, "beside", "go 1.26")
 	file := filepath.Join(t.TempDir(), "beside")
@@ -211,8 +211,7 @@ func snapshot(t *testing.T, dir string) string {
 	return b.String()
 }
 
-// TestHTTP has net/http at both ends, in processes of their own, with each end built so and
-// plain.
+// TestHTTP runs net/http at both ends, in two processes. Each end is built by san, and plain.
 func TestHTTP(t *testing.T) {
 	dir := program(t, "pair", "go 1.26")
 	built, plain := filepath.Join(dir, "built"), filepath.Join(dir, "plain")
@@ -235,7 +234,7 @@ func TestHTTP(t *testing.T) {
 		}
 		until := "at once"
 		if moves {
-			until = "moves" // nothing bounds how much is sent until then
+			until = "moves" // until it moves, nothing bounds how much is sent
 		}
 		out := runs(t, []string{env}, client, strings.TrimSpace(url), until)
 		first, second, _ := strings.Cut(strings.TrimPrefix(out, "client "), "\nserver ")
@@ -267,7 +266,7 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// TestPrograms has other ways to build: each goes once.
+// TestPrograms has other ways to build. Each of them has to give a program whose connections move.
 func TestPrograms(t *testing.T) {
 	build := func(t *testing.T, dir string, args ...string) {
 		t.Helper()
@@ -321,11 +320,11 @@ func TestPrograms(t *testing.T) {
 		build(t, dir, ".")
 		build(t, top, "example.com/echo")
 		t.Setenv("GOWORK", "off")
-		write(t, filepath.Join(top, "go.work"), "go 1.24\n\nuse ./missing\n") // not to be read
+		write(t, filepath.Join(top, "go.work"), "go 1.24\n\nuse ./missing\n") // that must not be read
 		write(t, filepath.Join(dir, "more.go"), "package main\n")
 		build(t, dir, ".")
 	})
-	for _, line := range []string{"go 1.16", "go 1.21"} { // below 1.17 go.mod does not list all that is used
+	for _, line := range []string{"go 1.16", "go 1.21"} { // below 1.17 go.mod does not list all modules that are used
 		t.Run(line, func(t *testing.T) {
 			dir := program(t, "echo", line)
 			write(t, filepath.Join(dir, "more.go"), `package main
@@ -380,7 +379,7 @@ func init() {
 		}
 		write(t, filepath.Join(dir, "lib.go"), "package lib\n")
 		write(t, filepath.Join(dir, "lib_test.go"), "package lib\n\nimport \"testing\"\n\nfunc TestLib(*testing.T) {}\n")
-		sanIn(t, dir, "build", "lib.go") // to which nothing is added
+		sanIn(t, dir, "build", "lib.go") // nothing is added to it, as it is no program
 		sanIn(t, dir, "test", "lib.go", "lib_test.go")
 	})
 	for _, version := range otherGos {
@@ -401,8 +400,8 @@ func read(t *testing.T, name string) string {
 	return string(text)
 }
 
-// What is cached is compiled into programs: whatever the process's umask, others can neither change it
-// nor put another file in its place.
+// What is cached is compiled into programs. So, whatever the process's umask, other users must not be
+// able to change it, nor to put another file in its place.
 func TestCacheIsOnlyOurs(t *testing.T) {
 	dir := t.TempDir()
 	defer syscall.Umask(syscall.Umask(0))
@@ -416,7 +415,7 @@ func TestCacheIsOnlyOurs(t *testing.T) {
 	}
 }
 
-// TestRefusals: what cannot be built so says why, and what to do.
+// TestRefusals: if a program cannot be built so, the error tells why, and what to do.
 func TestRefusals(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "go.mod"), "module example.com/none\n\ngo 1.26\n")

@@ -24,10 +24,11 @@ func goroot(t *testing.T) string {
 	return strings.TrimSpace(string(out))
 }
 
-// otherGos are the oldest and the newest Go that are supported, beside the one that runs the tests.
+// otherGos are the oldest and the newest Go that are supported. They are tested in addition to the one
+// that runs the tests.
 var otherGos = []string{"go1.25.5", "go1.27.3"}
 
-// gorootOf is where the go command keeps another Go, which it may have to fetch first.
+// gorootOf returns where the go command keeps another Go, which it may have to download first.
 func gorootOf(t *testing.T, version string) string {
 	t.Helper()
 	cmd := exec.Command("go", "env", "GOROOT")
@@ -64,7 +65,8 @@ func TestPatch(t *testing.T) {
 	}
 }
 
-// TestUnknownShape has package net differ, in each way that the edits depend on.
+// TestUnknownShape changes package net in each way that would make the edits wrong: san has to refuse
+// each.
 func TestUnknownShape(t *testing.T) {
 	type differs struct{ file, old, new, expected string }
 	cases := []differs{
@@ -96,7 +98,7 @@ func TestUnknownShape(t *testing.T) {
 		text := string(source)
 		if !strings.Contains(text, c.old) {
 			if strings.HasPrefix(c.old, ")") || strings.HasPrefix(c.old, "func ") {
-				continue // a method, or a function: the other case is it
+				continue // a name is either a method or a function: the other case has it
 			}
 			t.Errorf("net/%s has no %q", c.file, c.old)
 		}
@@ -122,7 +124,7 @@ func TestUnknownShape(t *testing.T) {
 	}
 }
 
-// withFile returns a directory with the files of another, one of them with another text.
+// withFile returns a directory with the files of dir, one of which has another text.
 func withFile(t *testing.T, dir, name, text string) string {
 	t.Helper()
 	with := t.TempDir()

@@ -106,7 +106,7 @@ func open(ctx context.Context, std stdio, s *settings) ([]*forwarder, error) {
 			closeAll(forwarders)
 			return nil, err
 		}
-		if r.listen.network != unixNetwork { // which port it is
+		if r.listen.network != unixNetwork { // the port that was chosen
 			r.listen.address = l.Addr().String()
 		}
 		forwarders = append(forwarders, &forwarder{
@@ -121,7 +121,7 @@ func open(ctx context.Context, std stdio, s *settings) ([]*forwarder, error) {
 		if l, ok := l.(*san.Listener); ok {
 			for name, why := range l.Unavailable() {
 				switch why.Reason {
-				case san.ReasonNotServed, san.ReasonNoProvider: // there is none here, as on most hosts
+				case san.ReasonNotServed, san.ReasonNoProvider: // this host has none, as most hosts
 				default:
 					fmt.Fprintf(std.err, "sanproxy: %v: TCP carries what %s does not serve: %v\n", r.listen, name, why)
 				}

@@ -13,7 +13,7 @@ import (
 func TestUsage(t *testing.T) {
 	for name, tt := range map[string]struct {
 		args []string
-		want string // in the error
+		want string // part of the error
 	}{
 		"nothing":           {nil, "-listen and -to are missing"},
 		"no -to":            {[]string{"-listen", "tcp:127.0.0.1:0"}, "-listen tcp:127.0.0.1:0 has no -to behind it"},
@@ -52,7 +52,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// An address that cannot be listened on is named, and nothing is left open.
+// If one of the addresses cannot be listened on, the error names it, and no other stays open.
 func TestCannotListen(t *testing.T) {
 	_, taken := listenTCP(t)
 	path := filepath.Join(t.TempDir(), "s")
@@ -69,7 +69,7 @@ func TestCannotListen(t *testing.T) {
 	}
 }
 
-// The mode holds whatever the umask is.
+// The socket file has the mode of -mode, whatever the umask is.
 func TestSocketMode(t *testing.T) {
 	for _, mode := range []fs.FileMode{0o600, 0o660, 0o777} {
 		path := filepath.Join(t.TempDir(), "s")

@@ -18,8 +18,8 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// Plain sockets at both ends, two processes and a SAN in between: every byte both ways, and the
-// end of each direction as such.
+// Between plain sockets go two sanproxy processes with a SAN between them. Every byte arrives, both
+// ways, and the end of each direction arrives as an end of the stream.
 func TestBytesThroughTwoProcesses(t *testing.T) {
 	const size = 16<<20 + 5
 	l, to := listenTCP(t)
@@ -57,8 +57,8 @@ func TestBytesThroughTwoProcesses(t *testing.T) {
 	s.wantSAN(t)
 }
 
-// Whichever process is killed, and whatever it was doing: its end is a reset on both sides, and
-// never that of a stream.
+// Whichever of the two processes is killed, and whatever the connection was doing, both sides find a
+// reset, and never an end of the stream.
 func TestKilledProxy(t *testing.T) {
 	for _, busy := range []bool{false, true} {
 		for _, victim := range []string{"first", "second"} {
@@ -71,7 +71,7 @@ func TestKilledProxy(t *testing.T) {
 				s := startPair(t, anyPort, to)
 				client := dial(t, s.first.listen[0])
 				server := accept(t, l)
-				silent := dial(t, s.first.listen[0]) // has sent nothing
+				silent := dial(t, s.first.listen[0]) // a client that has sent nothing
 				silentServer := accept(t, l)
 				mustWrite(t, client, "question")
 				wantNext(t, server, "question")
@@ -93,7 +93,7 @@ func TestKilledProxy(t *testing.T) {
 				wantReset(t, client)
 				wantReset(t, silent)
 				wantReset(t, silentServer)
-				if !busy { // else its Write gets the reset
+				if !busy { // if busy, its Write finds the reset
 					wantReset(t, server)
 				}
 			})
@@ -112,7 +112,8 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
-// SIGTERM: no new connections, those that end in time end in order, the others by a reset.
+// After SIGTERM there are no new connections. Those that end in time end in order, the others by a
+// reset.
 func TestTerminate(t *testing.T) {
 	for _, slow := range []bool{false, true} {
 		l, to := listenTCP(t)
@@ -132,7 +133,7 @@ func TestTerminate(t *testing.T) {
 		if slow {
 			wantReset(t, client)
 		} else {
-			go func() { // what wantRefused dials may come through
+			go func() { // wantRefused's dials may be accepted until then
 				for {
 					c, err := l.Accept()
 					if err != nil {
@@ -164,7 +165,7 @@ func (p *process) wantRefused(t *testing.T) {
 		if err != nil {
 			return
 		}
-		// It may have been accepted before the signal came; then it ends in order.
+		// It may have been accepted before the signal; then it ends in order.
 		c.Close()
 		select {
 		case err := <-p.ended:
@@ -174,7 +175,7 @@ func (p *process) wantRefused(t *testing.T) {
 	}
 }
 
-// Behind the header the server finds the client's address and its bytes.
+// The server first reads the header with the client's address, and then the client's bytes.
 func TestProxyHeader(t *testing.T) {
 	l, to := listenTCP(t)
 	s := startPair(t, anyPort, to, "-proxy-protocol")
@@ -197,7 +198,7 @@ func TestProxyHeader(t *testing.T) {
 	s.wantSAN(t)
 }
 
-// A client of a unix socket has no address to be told of.
+// A client on a unix socket has no address: the header has to say so.
 func TestProxyHeaderOfUnixClient(t *testing.T) {
 	l, to := listenTCP(t)
 	p := start(t, "-listen", "unix:"+t.TempDir()+"/s", "-to", to.String(), "-proxy-protocol")
@@ -210,7 +211,7 @@ func TestProxyHeaderOfUnixClient(t *testing.T) {
 	wantNext(t, r, "question")
 }
 
-// Several routes in one process, in both directions.
+// One process forwards several routes, from and to package san.
 func TestSeveralRoutes(t *testing.T) {
 	l1, to1 := listenTCP(t)
 	l2, to2 := listenTCP(t)
@@ -223,7 +224,7 @@ func TestSeveralRoutes(t *testing.T) {
 		mustWrite(t, client, "question")
 		wantNext(t, server, "question")
 	}
-	testenv.Eventually(t, testTimeout, func() error { // what was written is counted a little later
+	testenv.Eventually(t, testTimeout, func() error { // the counter is updated a little after the Write
 		for i, r := range first.report(t).Routes {
 			if r.Open != 1 || r.BytesUp != 8 || r.Listen != first.listen[i].String() {
 				return fmt.Errorf("%+v", r)

@@ -21,7 +21,7 @@ import (
 // testTimeout bounds each wait of a test.
 const testTimeout = 30 * time.Second
 
-// envMain makes the test binary the command.
+// envMain makes the test binary run the command instead of tests.
 const envMain = "SANPROXY_TEST_MAIN"
 
 func TestMain(m *testing.M) {
@@ -121,10 +121,10 @@ func (p *process) wantReport(t *testing.T, what string, ok func(routeReport) boo
 	})
 }
 
-// sidecars are two processes: near clients by first, near the server by second.
+// sidecars are two processes: first is on the clients' side, second on the server's.
 type sidecars struct{ first, second *process }
 
-// startPair starts two of them with a SAN in between. The flags are for the first.
+// startPair starts both, with a SAN between them. The flags are for the first.
 func startPair(t *testing.T, listen, to address, flags ...string) sidecars {
 	t.Helper()
 	second := start(t, "-listen", "san:"+testHost()+":0", "-to", to.String(), "-require")
@@ -132,7 +132,8 @@ func startPair(t *testing.T, listen, to address, flags ...string) sidecars {
 	return sidecars{first, second}
 }
 
-// testHost is where the second of a pair listens, and testProvider what is in between.
+// testHost is where the second of a pair listens, and testProvider what carries the bytes between the
+// two.
 func testHost() string {
 	switch testenv.Device() {
 	case "rxe":
@@ -150,14 +151,14 @@ func testProvider() string {
 	return "shm"
 }
 
-// wantSAN checks that all connections between the two have moved to the SAN. The dialer counts
-// one a little later than the acceptor.
+// wantSAN checks that all connections between the two have moved to the SAN. The dialer counts a move a
+// little later than the acceptor.
 func (s sidecars) wantSAN(t *testing.T) {
 	t.Helper()
 	p := testProvider()
 	testenv.Eventually(t, testTimeout, func() error {
 		first, second := s.first.report(t).SAN, s.second.report(t).SAN
-		n := first.Dialed["tcp"] // with which each begins
+		n := first.Dialed["tcp"] // each begins on it
 		if n == 0 || first.Dialed[p] != n || second.Accepted[p] != n || len(first.Fallbacks) != 0 {
 			return fmt.Errorf("dialed %v, fallbacks %v; accepted %v", first.Dialed, first.Fallbacks, second.Accepted)
 		}

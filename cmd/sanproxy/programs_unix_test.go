@@ -24,7 +24,7 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// find returns the path of a program; also one that Debian keeps out of the way.
+// find returns the path of a program, also if it is in one of Debian's directories that are not in PATH.
 func find(t *testing.T, name string) string {
 	t.Helper()
 	if path, err := exec.LookPath(name); err == nil {
@@ -95,7 +95,7 @@ func TestRedis(t *testing.T) {
 	cli := func(stdin io.Reader, args ...string) string {
 		return strings.TrimSuffix(command(t, nil, stdin, "redis-cli", append([]string{"-p", port}, args...)...), "\n")
 	}
-	value := strings.Repeat("0123456789abcdef", 3<<20/16) // more than any buffer in between
+	value := strings.Repeat("0123456789abcdef", 3<<20/16) // more than any buffer on the way holds
 	if got := cli(strings.NewReader(value), "-x", "set", "key"); got != "OK" {
 		t.Errorf("set: %q", got)
 	}
@@ -120,13 +120,13 @@ func TestPostgreSQL(t *testing.T) {
 	s := startPair(t, anyPort, server)
 	host, port, _ := net.SplitHostPort(s.first.listen[0].address)
 	flags := []string{"-h", host, "-p", port, "-U", "postgres"}
-	testenv.Eventually(t, testTimeout, func() error { // it answers before it serves
+	testenv.Eventually(t, testTimeout, func() error { // it accepts connections before it serves them
 		return exec.Command(find(t, "pg_isready"), flags...).Run()
 	})
 	sql := func(text string) string {
 		return command(t, as, strings.NewReader(text), "psql", append(flags, "-XAtq", "-v", "ON_ERROR_STOP=1", "postgres")...)
 	}
-	// A result and a COPY larger than any buffer in between.
+	// A result and a COPY that are larger than any buffer on the way.
 	if got := sql("select repeat('x', 3000000);"); got != strings.Repeat("x", 3000000)+"\n" {
 		t.Errorf("the large result has %d bytes", len(got))
 	}
@@ -146,11 +146,11 @@ func TestPostgreSQL(t *testing.T) {
 	s.first.wantReport(t, "all ended in order", func(r routeReport) bool { return r.Open == 0 && r.Failed == 0 })
 }
 
-// unprivileged returns a user that PostgreSQL runs as, which root is not, and a folder that is
-// that user's. Nil: this one.
+// unprivileged returns a user that PostgreSQL can run as, as it refuses root, and a folder that this
+// user owns. A nil user is the test's own.
 func unprivileged(t *testing.T) (*syscall.Credential, string) {
 	t.Helper()
-	// Not t.TempDir: the path of a socket has at most 107 bytes, and others may not enter it.
+	// Not t.TempDir: the path of a socket has at most 107 bytes, and other users may not enter it.
 	dir, err := os.MkdirTemp("", "sanproxy-pg-")
 	if err != nil {
 		t.Fatal(err)
@@ -189,7 +189,7 @@ func TestCurl(t *testing.T) {
 	t.Cleanup(func() { server.Close() })
 	s := startPair(t, anyPort, to)
 	url := "http://" + s.first.listen[0].address + "/"
-	for _, version := range []string{"--http1.0", "--http1.1"} { // 1.0 ends by the stream's end
+	for _, version := range []string{"--http1.0", "--http1.1"} { // with 1.0 the body ends with the stream
 		if got := command(t, nil, nil, "curl", version, "-sSf", "--max-time", "110", url); got != string(body) {
 			t.Errorf("%s: %d bytes of %d, or wrong ones", version, len(got), len(body))
 		}

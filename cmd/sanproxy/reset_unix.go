@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// resetAtDeath is a net.Dialer's Control. It sets what sanproxy.Proxy sets of a connection that was
-// made: behind that, the server could be sent the end of a stream by the end of this process.
+// resetAtDeath is the Control of a net.Dialer. sanproxy.Proxy sets the same once the connection is made.
+// If this process ended before that, the kernel would send the server an end of the stream.
 func resetAtDeath(_, _ string, c syscall.RawConn) (err error) {
 	controlled := c.Control(func(fd uintptr) {
 		err = unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})

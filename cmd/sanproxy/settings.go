@@ -47,7 +47,7 @@ type settings struct {
 	maxConns    int
 	dialTimeout time.Duration
 	drain       time.Duration
-	mode        *fs.FileMode // of socket files; nil: by the umask
+	mode        *fs.FileMode // of socket files; nil: as the umask has it
 	stats       *address     // nil: none
 }
 
@@ -55,7 +55,7 @@ type settings struct {
 func parse(std stdio, args []string) (*settings, error) {
 	s := new(settings)
 	flags := flag.NewFlagSet("sanproxy", flag.ContinueOnError)
-	flags.SetOutput(io.Discard) // the whole list of flags after an error hides the error
+	flags.SetOutput(io.Discard) // otherwise the whole list of flags follows an error, and hides it
 	flags.Usage = func() {}
 	flags.Func("listen", "`address` to accept connections on; may be given more than once, each with its -to", s.addListen)
 	flags.Func("to", "`address` where the connections of the -listen before it go on", s.addTo)

@@ -23,7 +23,7 @@ type socketFile struct {
 }
 
 func (l *socketFile) Close() error {
-	l.once.Do(func() { // behind the first Close, the file's number may be another's
+	l.once.Do(func() { // after the first Close, the file's inode number may be another file's
 		if now, err := os.Lstat(l.path); err == nil && os.SameFile(l.made, now) {
 			os.Remove(l.path)
 		}
@@ -31,9 +31,9 @@ func (l *socketFile) Close() error {
 	return l.UnixListener.Close()
 }
 
-// listenUnix listens on a socket file or, if path begins with @, an abstract name. A file that
-// another process has left behind is removed: one without a listener. Where mode is not nil
-// it is the file's from its first moment on.
+// listenUnix listens on a socket file or, if path begins with @, on an abstract name. It removes a
+// socket file without a listener, which a process has left behind. If mode is not nil, the file has it
+// from its creation on.
 func listenUnix(ctx context.Context, path string, mode *fs.FileMode) (net.Listener, error) {
 	var lc net.ListenConfig
 	if path[0] == '@' {
@@ -42,7 +42,8 @@ func listenUnix(ctx context.Context, path string, mode *fs.FileMode) (net.Listen
 	if mode != nil {
 		lc.Control = func(_, _ string, c syscall.RawConn) error {
 			return c.Control(func(fd uintptr) {
-				// Linux makes the file with this, less the umask; elsewhere it fails.
+				// Linux creates the socket file with the descriptor's mode, less the umask; elsewhere
+				// this fails.
 				syscall.Fchmod(int(fd), uint32(*mode))
 			})
 		}

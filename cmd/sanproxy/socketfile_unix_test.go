@@ -41,7 +41,8 @@ func TestSocketFile(t *testing.T) {
 	}
 }
 
-// One that is to end may have a successor, to whom the operator has given the path.
+// While a process ends, the operator may have given its path to a successor: Close must not remove the
+// successor's file.
 func TestSocketFileOfASuccessorStays(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	old, err := listenUnix(t.Context(), path, nil)

@@ -25,8 +25,9 @@ type routeReport struct {
 	sanproxy.Stats
 }
 
-// sanReport is san.Stats: by provider, where each connection counts by "tcp", with which it
-// begins, and again by what it has moved to; and by reason for what has not moved.
+// sanReport has the counters of san.Stats. By provider, each connection counts under "tcp", with which
+// it begins, and again under the provider to which it has moved. By reason, it counts connections that
+// have not moved.
 type sanReport struct {
 	Dialed    map[string]uint64 `json:"dialed"`
 	Accepted  map[string]uint64 `json:"accepted"`
@@ -71,7 +72,7 @@ func serveStats(ctx context.Context, s *settings, forwarders []*forwarder) (stop
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		server.Serve(l) // until Close
+		server.Serve(l) // returns at Close
 	}()
 	return func() {
 		server.Close()

@@ -10,8 +10,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// News are seen once, with their kind, whatever the slot; and those of slots that are not there
-// when they are.
+// News of a slot is reported once, with its kind, whichever slot it is. News of a slot that does not
+// exist yet is reported when the slot is added.
 func TestNewsAreHeardOnce(t *testing.T) {
 	b := new(bell)
 	var h seenCounts
@@ -44,7 +44,7 @@ func TestNewsAreHeardOnce(t *testing.T) {
 	if got := take(); len(got) != 1 || got[linkSlots-1] != session.RecvReady {
 		t.Errorf("now that it is there: %v", got)
 	}
-	b.slots[0].Store(1<<32 - 1) // a count that wraps tells too much
+	b.slots[0].Store(1<<32 - 1) // a counter that wraps reports too much rather than too little
 	b.groups[0].Add(1)
 	take()
 	b.tell(0, session.RecvReady)
@@ -53,8 +53,8 @@ func TestNewsAreHeardOnce(t *testing.T) {
 	}
 }
 
-// Who sets its alarm, looks, and hears no news is rung for the next, at whatever moment of its
-// that comes.
+// An end that sets its alarm, looks once more, and finds no news is rung for the next news, at whatever
+// moment that comes.
 func TestWhoeverWaitsIsRung(t *testing.T) {
 	const rounds = 100_000
 	near, far := bells(t)
@@ -68,7 +68,7 @@ func TestWhoeverWaitsIsRung(t *testing.T) {
 			for heard.Load() < n {
 				runtime.Gosched()
 			}
-			for range n * 7 % 50 { // at another moment each time
+			for range n * 7 % 50 { // at another moment in each round
 				heard.Load()
 			}
 			near.own.tell(3, session.RecvReady)

@@ -13,9 +13,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// BenchmarkSend is Reserve and Commit of a 64-byte message, BenchmarkReceive
-// Poll and Drop, each without the other side's cost: the ring is emptied or
-// filled with the clock stopped.
+// BenchmarkSend measures Reserve and Commit of a 64-byte message, BenchmarkReceive Poll and Drop.
+// Neither includes the other side's cost: the ring is emptied or filled while the clock is stopped.
 func BenchmarkSend(b *testing.B)    { benchmarkOneSide(b, true) }
 func BenchmarkReceive(b *testing.B) { benchmarkOneSide(b, false) }
 

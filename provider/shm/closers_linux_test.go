@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Descriptors that are slow to close hold few threads, count as their user's, and in the end
-// keep it from passing others; other users are not concerned.
+// Descriptors that are slow to close occupy only a few threads. They are charged to the user who has
+// passed them, until that user may pass no more. Other users are not affected.
 func TestDescriptorsThatAreSlowToClose(t *testing.T) {
 	leaks(t)
 	withLimits(t, startLimits)
@@ -39,7 +39,7 @@ func testDescriptorsThatAreSlowToClose(t *testing.T) {
 	other.awaitClosing(nil)
 	gone := make(chan struct{})
 	close(gone)
-	slow.awaitClosing(gone) // or it would wait
+	slow.awaitClosing(gone) // otherwise the next one would wait
 	waited := make(chan struct{})
 	go func() { slow.awaitClosing(nil); close(waited) }()
 	synctest.Wait()
@@ -58,8 +58,8 @@ func testDescriptorsThatAreSlowToClose(t *testing.T) {
 	}
 }
 
-// lingering returns a TCP socket whose last close waits for a peer that does not read. At the
-// end of the test that goes.
+// lingering returns a TCP socket whose last close waits for a peer that does not read. The peer is
+// closed at the end of the test.
 func lingering(t *testing.T) int {
 	t.Helper()
 	little := net.ListenConfig{Control: func(_, _ string, rc syscall.RawConn) (err error) {
@@ -91,16 +91,16 @@ func lingering(t *testing.T) int {
 			fd, err = unix.FcntlInt(s, unix.F_DUPFD_CLOEXEC, 0)
 		}
 	})
-	if err != nil || n < 1<<16 { // or the peer might have all of it
+	if err != nil || n < 1<<16 { // with fewer, the peer might have received all of them
 		t.Fatal(n, err)
 	}
 	c.(*net.TCPConn).SetLinger(60)
 	return fd
 }
 
-// A peer passes sockets whose closing takes a minute: in place of a segment and of a doorbell,
-// more than a message has, and in messages that nobody receives. Neither other dialers nor
-// Close wait for that.
+// A peer passes sockets whose closing takes a minute: in place of a segment and of a doorbell, as more
+// descriptors than a message may have, and in messages that nobody receives. Neither other dialers nor
+// Close wait for them.
 func TestLingeringSocketsHoldUpNobody(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -123,7 +123,7 @@ func TestLingeringSocketsHoldUpNobody(t *testing.T) {
 			s.send((&message{kind: 200}).encode(), fd) // ends the link
 			s.send(connectTo(0), fd)
 		}
-		closers.Go(func() { unix.Close(fd) }) // if it is the last after all, it waits
+		closers.Go(func() { unix.Close(fd) }) // if it is the last reference after all, this waits
 	}
 	servesOthers(t, l)
 	closing := time.Now()

@@ -7,8 +7,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// TestContract runs the contract on both ends of a link in one process, which
-// goes through the same steps as one between two.
+// TestContract runs the contract of session.Endpoint on both ends of a link in one process. The link
+// goes through the same steps as one between two processes.
 func TestContract(t *testing.T) {
 	for _, tc := range []struct {
 		name string

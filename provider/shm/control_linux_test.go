@@ -34,8 +34,8 @@ func controlPair(t *testing.T) (a, b controlSocket) {
 	return ends[0], ends[1]
 }
 
-// A post waits where too many descriptors of this process's user are on their way already, as
-// others may have sent them: a link is not to end by that.
+// If too many descriptors of this process's user are in transit, which other processes may have sent,
+// post waits. It must not end the link.
 func TestPostWithTooManyDescriptorsOnTheirWay(t *testing.T) {
 	a, b := controlPair(t)
 	other := descriptorsOnTheirWay(t)
@@ -47,7 +47,7 @@ func TestPostWithTooManyDescriptorsOnTheirWay(t *testing.T) {
 	if why := new(session.Unavailable); !errors.Is(err, context.Canceled) || !errors.As(err, &why) || why.Reason != session.ReasonResources {
 		t.Errorf("it has not waited, or blames the peer: %v", err)
 	}
-	unix.Close(other[1]) // which closes what is on its way
+	unix.Close(other[1]) // closes the descriptors in transit
 	if err := a.post(t.Context(), &m, other[0]); err != nil {
 		t.Fatal(err)
 	}
@@ -58,8 +58,8 @@ func TestPostWithTooManyDescriptorsOnTheirWay(t *testing.T) {
 	}
 }
 
-// fewDescriptorsOnTheirWay has the kernel bound how many this goroutine may have on their way, as
-// it does for whoever is not privileged, to what is soon reached.
+// fewDescriptorsOnTheirWay makes the kernel bound how many descriptors this goroutine may have in
+// transit, as it does for unprivileged users, to a number that is soon reached.
 func fewDescriptorsOnTheirWay(t *testing.T) (undo func()) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -84,8 +84,9 @@ func fewDescriptorsOnTheirWay(t *testing.T) (undo func()) {
 	}
 }
 
-// descriptorsOnTheirWay sends far more than fewDescriptorsOnTheirWay allows, before that: what others of
-// this user have on their way may come and go. They are on their way until the second socket is closed.
+// descriptorsOnTheirWay sends far more descriptors than fewDescriptorsOnTheirWay allows, before that
+// sets the bound, because the number that other processes of this user have in transit may change. They
+// stay in transit until the second socket is closed.
 func descriptorsOnTheirWay(t *testing.T) (other [2]int) {
 	t.Helper()
 	other, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -93,7 +94,7 @@ func descriptorsOnTheirWay(t *testing.T) (other [2]int) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(other[0]) })
-	const most = 253 // of a message: SCM_MAX_FD
+	const most = 253 // the most in one message: SCM_MAX_FD
 	many := unix.UnixRights(slices.Repeat([]int{other[0]}, most)...)
 	for range 2 * mostOnTheirWay / most {
 		if err := unix.Sendmsg(other[0], []byte{1}, many, nil, unix.MSG_DONTWAIT); err != nil {
@@ -103,10 +104,10 @@ func descriptorsOnTheirWay(t *testing.T) (other [2]int) {
 	return other
 }
 
-// mostOnTheirWay is how many descriptors there may be before none more are sent.
+// mostOnTheirWay is the number of descriptors in transit from which no more can be sent.
 const mostOnTheirWay = 256
 
-// A dialing process to which the reply's descriptors cannot be sent is told that there is no room, and
+// If the reply's descriptors cannot be sent to a dialing process, it finds that there are no resources,
 // not that nobody listens.
 func TestReplyWithTooManyDescriptorsOnTheirWay(t *testing.T) {
 	a, b := controlPair(t)
@@ -125,18 +126,18 @@ func TestReplyWithTooManyDescriptorsOnTheirWay(t *testing.T) {
 	}
 }
 
-// A post to a peer that does not read waits until the peer does, the link ends, or its
-// caller gives up.
+// A post to a peer that does not read waits until the peer reads, the link ends, or the caller's context
+// ends.
 func TestPostWaitsForThePeer(t *testing.T) {
 	a, b := controlPair(t)
 	givesUp, cancel := context.WithCancel(t.Context())
-	cancel() // which counts where there is something to wait for
+	cancel() // matters only if post has to wait
 	full := 0
 	var err error
 	for ; err == nil; full++ {
 		err = a.post(givesUp, &message{kind: msgConnect, number: uint32(full)})
 	}
-	full-- // it has not been sent
+	full-- // the last message was not sent
 	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("after %d messages: %v", full, err)
 	}
@@ -165,7 +166,7 @@ func TestPostWaitsForThePeer(t *testing.T) {
 	}
 }
 
-// countingConn counts calls of Control.
+// countingConn counts calls of RawConn.Control.
 type countingConn struct {
 	syscall.RawConn
 	calls int
@@ -176,7 +177,7 @@ func (c *countingConn) Control(f func(fd uintptr)) error {
 	return c.RawConn.Control(f)
 }
 
-// A peer that never reads is not tried again and again.
+// If a peer never reads, the attempts to send to it become rarer.
 func TestPostToAPeerThatNeverReads(t *testing.T) { synctest.Test(t, testPostToAPeerThatNeverReads) }
 
 func testPostToAPeerThatNeverReads(t *testing.T) {
@@ -195,13 +196,14 @@ func testPostToAPeerThatNeverReads(t *testing.T) {
 	if err := a.post(ctx, &message{}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
-	if counting.calls != 9 { // the pauses before the next amount to 511 ms
+	if counting.calls != 9 { // the pauses before the next attempt amount to 511 ms
 		t.Errorf("it was sent %d times", counting.calls)
 	}
 }
 
-// Of a message with more descriptors than any has, no more come than that, and the rest stays in
-// the queue: what the kernel drops it would close here, which may take long.
+// Of a message with more descriptors than the protocol allows, only the allowed number is received; the
+// others stay in the queue. If the kernel dropped them, it would close them in this process, which may
+// take long.
 func TestMessageWithTooManyDescriptors(t *testing.T) {
 	a, b := controlPair(t)
 	fds := make([]int, mostPassed)
@@ -212,7 +214,7 @@ func TestMessageWithTooManyDescriptors(t *testing.T) {
 	if err := send(a.UnixConn, &message{kind: msgSegment}, fds...); err != nil {
 		t.Fatal(err)
 	}
-	unix.Close(lingers) // not the last: it is on its way
+	unix.Close(lingers) // not the last reference, as it is in transit
 	b.SetDeadline(time.Now().Add(patience))
 	began := time.Now()
 	var m message
@@ -226,7 +228,7 @@ func TestMessageWithTooManyDescriptors(t *testing.T) {
 	}
 }
 
-// Each message comes with who has sent it.
+// Each message is received with the user who has sent it.
 func TestMessagesHaveTheirSendersUser(t *testing.T) {
 	a, b := controlPair(t)
 	if err := send(a.UnixConn, &message{kind: msgConnect}); err != nil {

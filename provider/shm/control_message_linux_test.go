@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// A process with another byte order, which would take the words in shared memory for others, has another magic.
+// A process with another byte order would misread the words in shared memory, so its messages have
+// another magic.
 func TestMessageOfAnotherByteOrder(t *testing.T) {
 	b := (&message{kind: msgLink, version: version}).encode()
 	if got := binary.NativeEndian.Uint32(b); got != magic || new(message).decode(b) != nil {
@@ -19,8 +20,8 @@ func TestMessageOfAnotherByteOrder(t *testing.T) {
 	}
 }
 
-// Whatever comes, decoding does not panic; and what was understood is encoded to a message
-// that is understood as the same.
+// Decoding any bytes does not panic, and a message that was decoded is encoded to one that decodes to
+// the same.
 func FuzzMessage(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var first, second message

@@ -11,11 +11,10 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A peer that writes nonsense into the shared memory costs this process the connection,
-// never a crash, a hang or a byte outside the ring. What a ring does about it is tested
-// there.
+// A peer that writes arbitrary values into the shared memory loses its connection. It causes no crash,
+// no hang, and no access outside the ring. (Package ring tests what a ring does.)
 func TestPeerThatCorruptsTheSlot(t *testing.T) {
-	// An end can write what is its own alone.
+	// An end can write only its own half.
 	corrupt := func(p *peer, at, n uintptr) {
 		c := unsafe.Pointer(p.Endpoint.(*endpoint).slot.own.control)
 		for i := range n {
@@ -48,7 +47,7 @@ func TestPeerThatCorruptsTheSlot(t *testing.T) {
 	})
 }
 
-// The same at random, while both sides work.
+// The same with random writes while both ends use the connection.
 func TestRandomCorruptionDoesNoHarm(t *testing.T) {
 	leaks(t)
 	for seed := range int64(200) {
@@ -69,7 +68,7 @@ func TestRandomCorruptionDoesNoHarm(t *testing.T) {
 			}
 			if r.Intn(20) == 0 {
 				mem := unsafe.Slice((*byte)(unsafe.Pointer(e.slot.own.control)), controlSize)
-				mem = mem[unsafe.Sizeof(sideState{}):] // states: a close is in order
+				mem = mem[unsafe.Sizeof(sideState{}):] // skips the states: changing them could close the connection in order
 				if r.Intn(4) == 0 {
 					mem = unsafe.Slice((*byte)(unsafe.Pointer(e.slot.own.cells)), cellsSize)
 				}

@@ -56,8 +56,8 @@ func TestPeerThatBecomesAnotherProgramIsGone(t *testing.T) {
 	}
 }
 
-// Where a process cannot receive on a link any more, as by its own seccomp filter, neither end of a
-// connection sees the other's stream end in order.
+// A process can no longer receive on a link, for example because of its own seccomp filter: neither end
+// of a connection may find that the other's stream has ended in order.
 func TestLinkThatCannotReceiveResets(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -108,7 +108,7 @@ func TestKillInTheMiddleLosesNothingThatWasCommitted(t *testing.T) {
 				p.Drop()
 			}
 			<-sender
-			if err := p.Err(); !errors.Is(err, io.EOF) && !errors.Is(err, errPeerUnread) { // by what of ours it had read
+			if err := p.Err(); !errors.Is(err, io.EOF) && !errors.Is(err, errPeerUnread) { // by what the peer had read
 				t.Errorf("the peer's end shows as %v", err)
 			}
 			if s := p.Endpoint.(*endpoint).slot; s.peers.control.out.Backlog(&s.own.control.in) != 0 {

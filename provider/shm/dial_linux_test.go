@@ -37,7 +37,7 @@ func TestDialReachesTheProcessOfAName(t *testing.T) {
 	}
 }
 
-// pingPong has a message go each way.
+// pingPong sends a message in each direction.
 func pingPong(t *testing.T, p, q *peer) {
 	t.Helper()
 	for _, way := range []struct {
@@ -53,8 +53,8 @@ func pingPong(t *testing.T, p, q *peer) {
 	}
 }
 
-// A connection that is withdrawn before the process has taken it is never taken; one that has been
-// taken goes on.
+// A connection that is withdrawn before the accepting process has taken it is never taken. One that has
+// been taken goes on.
 func TestWithdraw(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -66,14 +66,14 @@ func TestWithdraw(t *testing.T) {
 	}
 	late := a.(*endpoint) // it was taken while Withdraw looked
 	late.local.v.Store(late.turn | stateWithdrawn | stateHeld)
-	l.mu.Lock() // which is needed to take one
+	l.mu.Lock() // taking a connection needs this lock
 	c, err := Dial(t.Context(), l.at.port, l.at.name, l.at.user, Config{})
 	withdrawn := err == nil && c.(session.Withdrawer).Withdraw()
 	l.mu.Unlock()
 	if !withdrawn {
 		t.Fatalf("not withdrawn, or not dialed: %v", err)
 	}
-	d, e := meet(t, l) // behind it
+	d, e := meet(t, l) // the next connection, which is taken after it
 	defer end(d)
 	defer end(e)
 	abort(c)
@@ -100,15 +100,15 @@ func TestWithdraw(t *testing.T) {
 	}
 }
 
-// A connection whose link fails before its peer has taken it is not taken any more: its dialer tries by
-// another link, and may not have moved by this one.
+// If a link fails before the peer has taken a connection, the connection is not taken later: its dialer
+// tries another link, and must not move by both.
 func TestNotTakenBehindItsLink(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
 	a, b := meet(t, l)
 	defer end(a)
 	defer end(b)
-	l.mu.Lock() // which is needed to take one
+	l.mu.Lock() // taking a connection needs this lock
 	c, err := Dial(t.Context(), l.at.port, l.at.name, l.at.user, Config{})
 	if err == nil {
 		c.(*endpoint).linkDied(errMessage)
@@ -121,13 +121,13 @@ func TestNotTakenBehindItsLink(t *testing.T) {
 	if err := c.Err(); !errors.Is(err, ErrLinkGone) {
 		t.Errorf("its end is %v", err)
 	}
-	d, e := meet(t, l) // what is taken next
+	d, e := meet(t, l) // the next connection that is taken
 	defer end(d)
 	defer end(e)
 	pingPong(t, newPeer(d), newPeer(e))
 }
 
-// So is one whose link fails before it has begun.
+// The same if the link fails before the connection has started.
 func TestLinkFailsBeforeTheBeginning(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -151,8 +151,9 @@ func TestLinkFailsBeforeTheBeginning(t *testing.T) {
 	}
 }
 
-// One whose link fails here takes nothing more from the ring, and its error tells that messages may be lost. A
-// peer whose process has ended, or that has aborted, is not such a failure: all that it has sent comes.
+// After its link has failed in this process, an endpoint reads nothing more from the ring, and its error
+// tells that messages may be lost. If the peer's process has ended, or the peer has aborted, the link
+// has not failed in that sense: all that the peer has sent is read.
 func TestLostByItsLink(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -202,8 +203,8 @@ func TestDialSaysWhyNot(t *testing.T) {
 	}
 }
 
-// Two processes may have the same name in two network namespaces: those of the threads that
-// listen and dial.
+// The same name may exist in two network namespaces. Which one is used depends on the thread that
+// listens or dials.
 func TestNamesBelongToTheNetworkNamespaceOfTheCaller(t *testing.T) {
 	testenv.NeedRoot(t)
 	leaks(t)
@@ -214,7 +215,7 @@ func TestNamesBelongToTheNetworkNamespaceOfTheCaller(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			t.Error(err)
 			return

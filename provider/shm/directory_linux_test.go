@@ -22,7 +22,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// files are the names of what is in a directory.
+// files returns the names of the files in a directory.
 func files(t testing.TB, dir string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -35,7 +35,7 @@ func files(t testing.TB, dir string) (names []string) {
 	return names
 }
 
-// meetIn makes a connection to a listener with a name in a directory, and takes a message there.
+// meetIn makes a connection to a listener with a name in a directory, and sends a message to it.
 func meetIn(t testing.TB, dir string, l *served) {
 	t.Helper()
 	x, err := dial(place{port: l.at.port, name: l.at.name}, Config{Dir: dir})
@@ -56,8 +56,8 @@ func meetIn(t testing.TB, dir string, l *served) {
 	b.Drop()
 }
 
-// Names in a directory have nothing to do with those in the network namespace; they have the
-// mode that lets the directory's group connect; and nothing is left of them.
+// Names in a directory are independent of those in the network namespace. Their mode lets the
+// directory's group connect, and they are removed when the listener closes.
 func TestNamesInADirectory(t *testing.T) {
 	leaks(t)
 	dir := t.TempDir()
@@ -87,15 +87,15 @@ func TestNamesInADirectory(t *testing.T) {
 	}
 }
 
-// Nothing is left in a directory of a name that could not be had, wherever that has failed: it is tried
-// again and again.
+// If a name cannot be made, whichever step fails, nothing is left in the directory: the attempt is
+// repeated, and would leave something each time.
 func TestNothingIsLeftOfANameThatFails(t *testing.T) {
 	leaks(t)
 	port := freePort(t)
 	for name, call := range map[string]uint32{"openat": unix.SYS_OPENAT, "mkdirat": unix.SYS_MKDIRAT, "listen": unix.SYS_LISTEN, "fchmodat": unix.SYS_FCHMODAT, "renameat": unix.SYS_RENAMEAT} {
 		dir, failed := t.TempDir(), make(chan error)
 		go func() {
-			runtime.LockOSThread() // for good: the filter ends with the thread
+			runtime.LockOSThread() // never unlocked: the filter ends with the thread
 			if err := failAtThread(call, unix.ENOSPC); err != nil {
 				failed <- err
 				return
@@ -110,17 +110,17 @@ func TestNothingIsLeftOfANameThatFails(t *testing.T) {
 		if !errors.Is(err, unix.ENOSPC) {
 			t.Errorf("%s: %v", name, err)
 		}
-		wantReason(t, err, session.ReasonResources) // it is tried again soon
+		wantReason(t, err, session.ReasonResources) // so that it is tried again soon
 		if got := files(t, dir); len(got) != 0 {
 			t.Errorf("%s: left behind: %q", name, got)
 		}
 	}
 }
 
-// failAtThread has a system call of the calling thread fail from now on.
+// failAtThread makes a system call fail from now on, in the calling thread.
 func failAtThread(call uint32, errno syscall.Errno) error {
 	filter := []unix.SockFilter{
-		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // its number
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // load the number of the system call
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: call, Jf: 1},
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(errno)},
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
@@ -132,7 +132,8 @@ func failAtThread(call uint32, errno syscall.Errno) error {
 	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0)
 }
 
-// A file system that fails is told from a directory that is not as it has to be, wherever it does.
+// An error of the file system, in any call, is reported as such, and not as a directory that does not
+// meet the conditions.
 func TestDirectoryOfAFileSystemThatFails(t *testing.T) {
 	leaks(t)
 	for errno, want := range map[syscall.Errno]session.Reason{
@@ -141,14 +142,14 @@ func TestDirectoryOfAFileSystemThatFails(t *testing.T) {
 		for name, call := range map[string]uint32{"openat": unix.SYS_OPENAT, "fstat": unix.SYS_FSTAT, "getdents": unix.SYS_GETDENTS64} {
 			dir, port, failed := t.TempDir(), freePort(t), make(chan []error)
 			go func() {
-				runtime.LockOSThread() // for good: the filter ends with the thread
+				runtime.LockOSThread() // never unlocked: the filter ends with the thread
 				if err := failAtThread(call, errno); err != nil {
 					failed <- []error{err}
 					return
 				}
 				_, names := Names(t.Context(), port, uint32(os.Geteuid()), Config{Dir: dir})
 				errs := []error{names}
-				if call != unix.SYS_GETDENTS64 { // without which it does
+				if call != unix.SYS_GETDENTS64 { // Listen works without it
 					_, err := Listen(port, Config{Dir: dir}, end)
 					errs = append(errs, err)
 				}
@@ -165,7 +166,7 @@ func TestDirectoryOfAFileSystemThatFails(t *testing.T) {
 
 func end2(a, b session.Endpoint) { end(a); end(b) }
 
-// What the directory has to be is checked whenever it is used.
+// The conditions on the directory are checked whenever it is used.
 func TestDirectoryIsChecked(t *testing.T) {
 	leaks(t)
 	dir := t.TempDir()
@@ -210,8 +211,8 @@ func TestDirectoryIsChecked(t *testing.T) {
 	fails(dir, "is user 4711's")
 }
 
-// The name of a process that was killed stays until the next one of the port takes one; that of one
-// that lives stays.
+// The name of a killed process stays until the next listener on the port takes a name. The name of a
+// process that lives stays.
 func TestNameOfAKilledProcess(t *testing.T) {
 	leaks(t)
 	dir, port := t.TempDir(), freePort(t)
@@ -235,7 +236,7 @@ func TestNameOfAKilledProcess(t *testing.T) {
 	meetIn(t, dir, l)
 }
 
-// So do those of other ports, on which nobody may ever listen again.
+// Names of killed processes for other ports, on which nobody may ever listen again, are removed as well.
 func TestNamesOfKilledProcessesOfOtherPorts(t *testing.T) {
 	leaks(t)
 	dir, port := t.TempDir(), freePort(t)
@@ -265,8 +266,9 @@ func TestNamesOfKilledProcessesOfOtherPorts(t *testing.T) {
 	meetIn(t, dir, live)
 }
 
-// What a process leaves that is killed while it makes a name, the next one of the port removes, unless
-// it may still be at work; and nothing that a link leads to.
+// If a process is killed while it makes a name, the next listener on the port removes the unfinished
+// file, unless a process may still be making it. If the file is a symbolic link, its target is not
+// touched.
 func TestUnfinishedNames(t *testing.T) {
 	leaks(t)
 	dir, elsewhere, port := t.TempDir(), t.TempDir(), freePort(t)
@@ -303,7 +305,8 @@ func TestUnfinishedNames(t *testing.T) {
 	}
 }
 
-// Of many that come and go at once, none removes another's name, and each is found by its own.
+// Many listeners begin and end at the same time: none removes another's name, and each is found by its
+// own.
 func TestNamesOfMany(t *testing.T) {
 	leaks(t)
 	dir, port := t.TempDir(), freePort(t)
@@ -333,8 +336,8 @@ func TestNamesOfMany(t *testing.T) {
 	}
 }
 
-// What others have put into the directory, as if it were names, costs nothing: a dialer is told, a
-// listener removes what it can, and what that leads to is left alone.
+// Files that others have put into the directory under such names do no harm: a dialer gets a reason, a
+// listener removes what it can, and the targets of links are not touched.
 func TestOthersFilesInTheDirectory(t *testing.T) {
 	leaks(t)
 	dir, port := t.TempDir(), freePort(t)
@@ -384,7 +387,8 @@ func TestOthersFilesInTheDirectory(t *testing.T) {
 	}
 }
 
-// What has a port's prefix without the digits of a Listener's name is nobody's name, wherever it is.
+// A file that has a port's prefix, but not the digits of a Listener's name, is no name, in the directory
+// and outside.
 func TestNamesHaveTheirDigits(t *testing.T) {
 	leaks(t)
 	port, me := freePort(t), uint32(os.Geteuid())
@@ -408,8 +412,8 @@ func TestNamesHaveTheirDigits(t *testing.T) {
 	}
 }
 
-// A directory into which this process may not write gives it no name, and the reason; there it
-// can dial all the same, as from a mount that is read-only.
+// In a directory without write permission a listener gets no name, and the reason tells that. A process
+// can still dial there, as from a read-only mount.
 func TestDirectoryWithoutWritePermission(t *testing.T) {
 	testenv.NeedRoot(t)
 	leaks(t)
@@ -431,11 +435,11 @@ func TestDirectoryWithoutWritePermission(t *testing.T) {
 	meetIn(t, target, l)
 }
 
-// A directory without room for a file is one without resources.
+// If the directory's file system is full, the reason is "resources".
 func TestDirectoryThatIsFull(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := t.TempDir()
-	const inodes = "mode=700,nr_inodes=2" // of the directory, and one more
+	const inodes = "mode=700,nr_inodes=2" // one inode for the directory, and one more
 	if err := unix.Mount("none", dir, "tmpfs", 0, inodes); err != nil {
 		testenv.Missing(t, "a file system of its own: "+err.Error())
 	}

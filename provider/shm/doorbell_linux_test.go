@@ -48,7 +48,7 @@ func TestRingDeliversItsNews(t *testing.T) {
 	})
 }
 
-// bellsBySocket: the doorbells of the test are sockets.
+// bellsBySocket makes the test's doorbells sockets instead of eventfds.
 var bellsBySocket bool
 
 func bySocket(t *testing.T) {
@@ -90,8 +90,8 @@ func testRingDelivers(t *testing.T) {
 	<-served
 }
 
-// A ring wakes, however many there were before that nobody has waited for: what was read
-// cannot fill the queue.
+// A ring wakes the peer, however many rings nobody has waited for: an end that looks at the counters
+// also empties the queue.
 func TestRingAfterMoreThanTheQueueHolds(t *testing.T) {
 	bySocket(t)
 	near, far := bells(t)
@@ -107,7 +107,7 @@ func TestRingAfterMoreThanTheQueueHolds(t *testing.T) {
 		defer close(served)
 		a.run()
 	}()
-	for range 1000 { // of which the first finds the others' news
+	for range 1000 { // the first wait finds the news of all
 		near.ring(1, session.RecvReady)
 		select {
 		case <-seen:
@@ -127,7 +127,7 @@ func TestRingAfterMoreThanTheQueueHolds(t *testing.T) {
 
 func setBlocking(fd int) error { return unix.SetNonblock(fd, false) }
 
-// A peer may do anything to what it has passed: a ring does not block.
+// A peer may change the descriptor that it has passed in any way: ringing never blocks.
 func TestRingDoesNotBlockOnASocket(t *testing.T) {
 	for name, change := range map[string]func(fd int) error{
 		"full":           func(int) error { return nil },
@@ -147,7 +147,7 @@ func TestRingDoesNotBlockOnAnEventfd(t *testing.T) {
 		"as passed": func(int) error { return nil },
 		"blocking":  setBlocking,
 		"empty, blocking": func(fd int) error {
-			for range 2 { // of which one ends the semaphore's count, as the test writes none
+			for range 2 { // empties the semaphore
 				unix.Read(fd, make([]byte, 8))
 			}
 			return setBlocking(fd)
@@ -169,7 +169,7 @@ func TestRingDoesNotBlockOnAnEventfd(t *testing.T) {
 	}
 }
 
-// ringOften rings at fd, which its owner has changed after it was passed.
+// ringOften rings at fd, after its owner has changed it with change.
 func ringOften(t *testing.T, fd int, change func(fd int) error) {
 	t.Helper()
 	d := doorbell{own: new(bell), peers: new(bell), peer: -1, toPass: -1}
@@ -186,7 +186,7 @@ func ringOften(t *testing.T, fd int, change func(fd int) error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for range 10_000 { // far more than fit
+		for range 10_000 { // far more than its queue holds
 			d.peers.asleep.Set(0)
 			d.ring(1, session.RecvReady)
 		}
@@ -198,7 +198,7 @@ func ringOften(t *testing.T, fd int, change func(fd int) error) {
 	}
 }
 
-// Only what cannot block is taken for a doorbell.
+// Only descriptors that cannot block are accepted as doorbells.
 func TestOtherDescriptorsAreNoDoorbells(t *testing.T) {
 	event, err := unix.Eventfd(0, unix.EFD_CLOEXEC) // blocking
 	if err != nil {
@@ -237,17 +237,18 @@ func TestOtherDescriptorsAreNoDoorbells(t *testing.T) {
 	}
 }
 
-// Where a doorbell is a socket, to which the peer passes one whose closing takes a minute, neither who
-// waits there nor who ends that closes it, though there is no further descriptor.
+// A doorbell is a socket, to which the peer sends a socket whose closing takes a minute. Neither the
+// goroutine that waits at the doorbell nor the one that ends that wait closes it, even if there is no
+// free descriptor.
 func TestLingeringSocketAtADoorbell(t *testing.T) {
-	withLimits(t, startLimits) // its closing counts
+	withLimits(t, startLimits) // its closing is charged
 	bySocket(t)
 	near, far := bells(t)
 	fd := lingering(t)
 	if err := unix.Sendmsg(near.peer, one[:1], unix.UnixRights(fd), nil, unix.MSG_DONTWAIT); err != nil {
 		t.Fatal(err)
 	}
-	unix.Close(fd) // not the last
+	unix.Close(fd) // not the last reference
 	got, served := make(chan int, 2), make(chan struct{})
 	var a waiters
 	a.init(far, func(slot int, _ session.Events) { got <- slot })
@@ -272,5 +273,5 @@ func TestLingeringSocketAtADoorbell(t *testing.T) {
 	if d := time.Since(began); d > patience/2 {
 		t.Errorf("the end took %v", d)
 	}
-	far.peer = -1 // which must not be closed twice
+	far.peer = -1 // so that it is not closed twice
 }

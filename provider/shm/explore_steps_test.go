@@ -1,6 +1,6 @@
 package shm
 
-// model is a state of the explorer: what memory says, and where each goroutine is.
+// model is a state of the explorer: the content of the memory, and where each goroutine is.
 type model struct {
 	conns   [2]modelConn
 	ends    [2]modelEnd
@@ -8,7 +8,7 @@ type model struct {
 	threads [mostThreads]thread
 }
 
-// modelAlarm is the word of a ring.Alarm, or what a ring.Rung has of one.
+// modelAlarm is the word of a ring.Alarm, or what a ring.Rung remembers of one.
 type modelAlarm struct {
 	set          bool
 	place, count uint8
@@ -16,8 +16,8 @@ type modelAlarm struct {
 
 // modelConn is a ring, with one cell.
 type modelConn struct {
-	tail, cells    uint8 // that are published
-	head, freed    uint8 // … and freed
+	tail, cells    uint8 // published by the writer
+	head, freed    uint8 // freed by the reader
 	want, sleep    modelAlarm
 	mem            [mostRoom]uint8
 	cellMsg, after uint8
@@ -36,7 +36,7 @@ type modelConn struct {
 
 // modelEnd is one process's end of the link.
 type modelEnd struct {
-	slots  [2]bool // of its bell, as are group and asleep: the other end has not seen it
+	slots  [2]bool // of its bell, like group and asleep: news that the other end has not seen
 	group  bool
 	asleep modelAlarm
 	rung   modelAlarm // for the other's asleep
@@ -58,14 +58,14 @@ type modelIdle struct {
 
 // thread is a goroutine.
 type thread struct {
-	at        step    // what it does next
-	back      [2]step // where those that have called go on
+	at        step    // its next step
+	back      [2]step // where to go on after a call
 	depth     uint8
 	end, slot uint8
 	writes    bool
-	keeps     bool  // it takes messages for others to read
-	to        uint8 // the slot that a look at the bell, or a signal, is about
-	done      uint8 // messages that are written, or read
+	keeps     bool  // takes messages, and keeps them for others to read
+	to        uint8 // the slot that it looks at in the bell, or signals
+	done      uint8 // messages that it has written or read
 	n         uint8
 	word      modelAlarm
 
@@ -77,7 +77,7 @@ type thread struct {
 const (
 	mostThreads = 8
 	mostRoom    = 3
-	headBatch   = 3 // a message may need more room than is left behind it
+	headBatch   = 3 // a message may need more room than is left at the ring's end
 )
 
 var threadNames = [...]string{
@@ -85,7 +85,7 @@ var threadNames = [...]string{
 	"end 0's dispatcher", "end 1's dispatcher", "the idle poller", "the service", "",
 }
 
-// begin is the first state.
+// begin returns the first state.
 func (x *explorer) begin() (m model) {
 	for i, op := range x.ops {
 		t := &m.threads[i]
@@ -115,7 +115,7 @@ func (x *explorer) begin() (m model) {
 	return m
 }
 
-// step is where a thread is, by the index of its name.
+// step is the place where a thread is: the index of its name.
 type step uint8
 
 var (
@@ -134,7 +134,7 @@ func stepOf(name string) step {
 
 func (t *thread) name() string { return stepNames[t.at] }
 
-// goes goes on at a step; "": where the caller does.
+// goes makes a thread go on at a step; with "" it returns to the caller.
 func (t *thread) goes(to string) {
 	if to != "" {
 		t.at = stepOf(to)
@@ -157,7 +157,7 @@ func pick(first bool, a, b string) string {
 	return b
 }
 
-// either is a if the mutant is at work.
+// either returns a if the mutant is active, else b.
 func (x *explorer) either(m mutant, a, b string) string { return pick(x.mutant == m, a, b) }
 
 func (x *explorer) set(a *modelAlarm, place uint8) {
@@ -172,8 +172,8 @@ func (x *explorer) clear(a *modelAlarm) {
 	}
 }
 
-// wake is Rung.ringAt where one goroutine rings, with the doorbell, or else a token, behind it.
-// It returns what is next.
+// wake is Rung.ringAt for a single goroutine that rings. After it comes the doorbell, or a token in its
+// place. It returns the next step.
 func (x *explorer) wake(m *model, t *thread, rung *modelAlarm, word modelAlarm, place uint8) string {
 	if !word.set || place < word.place || *rung == word {
 		return ""
@@ -186,19 +186,19 @@ func (x *explorer) wake(m *model, t *thread, rung *modelAlarm, word modelAlarm, 
 	return x.either(ringsBeforeItTells, "asleep?", "tell")
 }
 
-// rang is what is behind the ring.
+// rang returns the step after a ring.
 func (x *explorer) rang(t *thread) string {
 	t.word = modelAlarm{}
 	return x.either(ringsBeforeItTells, "tell", "")
 }
 
-// ready is the beginning of waiters'.
+// ready returns the first step of waiters' ready.
 func (x *explorer) ready() string {
 	drains := x.drains && x.mutant != drainsBehindItsLook
 	return x.either(setsBehindItsLook, "pending", pick(drains, "drain", "set asleep"))
 }
 
-// next is what Poll looks at next.
+// next returns the step in which Poll looks next.
 func (c *modelConn) next(passedCell bool) string {
 	if c.r.cells != c.r.freed && !passedCell {
 		return "cell"
@@ -206,7 +206,7 @@ func (c *modelConn) next(passedCell bool) string {
 	return pick(c.r.scan != c.r.tail, "record", "tail")
 }
 
-// polled checks a message.
+// polled checks that a message is the expected one.
 func (c *modelConn) polled(msg uint8) {
 	if c.r.polled++; msg != c.r.polled {
 		fail("message %d comes in the place of %d", msg, c.r.polled)
@@ -220,8 +220,8 @@ func (i *modelIdle) enlist() {
 	}
 }
 
-// step takes a thread's next step, with those behind it that are nobody else's business. If it
-// cannot be taken now, nothing changes.
+// step takes a thread's next step, and those after it that no other thread can observe or influence. If
+// the thread cannot take its next step now, nothing changes.
 func (x *explorer) step(m *model, t *thread) bool {
 	if !x.stepOne(m, t) {
 		return false
@@ -231,7 +231,7 @@ func (x *explorer) step(m *model, t *thread) bool {
 	}
 	for i := range m.conns {
 		if x.mutant == clearsTheCount {
-			break // it counts anew
+			break // a new sequence begins
 		}
 		c := &m.conns[i]
 		rank(&c.want.count, &c.r.rung.count)
@@ -249,7 +249,7 @@ func (x *explorer) step(m *model, t *thread) bool {
 	return true
 }
 
-// local reports whether a thread's next step is nobody else's business.
+// local reports whether no other thread can observe or influence a thread's next step.
 func (x *explorer) local(t *thread) bool {
 	switch t.name() {
 	case "again", "put", "seen", "rang":
@@ -264,13 +264,13 @@ func (x *explorer) local(t *thread) bool {
 		return x.direct[t.end]
 	case "tail of cells", "record", "consumed", "free head", "waits?":
 		return x.coarse
-	case "rung?", "rung": // nobody else rings
+	case "rung?", "rung": // if nobody else rings
 		return x.coarse && (x.ops[2*t.end] == "" || x.ops[2*t.end+1] == "")
 	}
 	return false
 }
 
-// rank makes counts as small as they can be, as only their order matters.
+// rank makes counters as small as possible, because only their order matters.
 func rank(counts ...*uint8) {
 	for low := uint8(0); ; low++ {
 		next := uint8(255)
@@ -294,7 +294,7 @@ func rank(counts ...*uint8) {
 func (x *explorer) stepOne(m *model, t *thread) bool {
 	e, peer, c := &m.ends[t.end], &m.ends[1-t.end], &m.conns[t.slot]
 	w, r, side := &c.w, &c.r, &e.sides[t.slot]
-	here := x.mutant // which is at work
+	here := x.mutant // the active mutant
 
 	switch t.name() {
 	case "over":
@@ -714,7 +714,7 @@ func (x *explorer) stepOne(m *model, t *thread) bool {
 		m.idle.enlist()
 		t.goes("serve")
 
-	// Who interrupts a Read, behind a signal for nothing.
+	// The goroutine that interrupts a Read, after a signal without a message.
 
 	case "signals":
 		t.call("signal", "interrupt")

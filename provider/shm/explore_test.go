@@ -10,28 +10,30 @@ import (
 
 var exploreMore = flag.Bool("shm.explore", false, "explore all orders of wake-ups, which takes longer")
 
-// The explorer goes through all orders in which the goroutines at both ends of a link can act,
-// from a message's place in the ring to the sleeper that it wakes. Each step is one access to
-// what others see, in the very order in which the code makes them (explore_steps_test.go), but on
-// plain values: so all states can be enumerated, and a mutant of a step be tried.
+// The explorer goes through all orders in which the goroutines at both ends of a link can act, from
+// writing a message into the ring to waking the sleeper that waits for it. Each step is one access to
+// memory that other goroutines see. The steps have the same order as in the code
+// (explore_steps_test.go), but work on plain values. So all states can be enumerated, and a mutant of a
+// step can be tried.
 //
-// It checks that messages come in order and none twice, and that when nothing can happen any
-// more nobody waits, and no message is there that nobody has seen.
+// It checks that messages come in order and none twice. In each state in which nothing more can happen,
+// nobody may still wait, and every message must have been seen.
 
-// scenario is what happens on a link. The operations are end 0's on slots 0 and 1, and end 1's.
+// scenario is what happens on a link. The first two operations are those of end 0 on slots 0 and 1, the
+// others those of end 1.
 type scenario struct {
-	ops    [4]string // "w" writes all that is sent, "r" reads it; "": there is none
+	ops    [4]string // "w" writes all of sends, "r" reads it; "": no operation
 	sends  [2]string // on each slot: 'm' a message in the ring, 'c' one in a cell
 	room   uint8     // for messages in a ring
-	coarse bool      // what is between a ring's ends alone is one step
-	direct [2]bool   // who sleeps at an end is woken by a token, without a doorbell
+	coarse bool      // steps that concern only the two ends of a ring are merged
+	direct [2]bool   // a sleeper of this end is woken by a token, without a doorbell
 	drains bool      // the doorbells are sockets, whose queues have room for one ring
-	leads  bool      // the dispatchers have left: who sleeps first leads
-	stops  bool      // end 1's reader of slot 0 reads once more, which is interrupted
-	idles  bool      // that reader reads once, and the idle poller and serve take the rest
+	leads  bool      // the dispatchers do not wait at first: the first sleeper leads
+	stops  bool      // end 1's reader of slot 0 reads once more, and is interrupted
+	idles  bool      // that reader reads once, and the idle poller and serve take the other messages
 }
 
-// mutant is a bug that the explorer has to find.
+// mutant is a fault in a step, which the explorer has to find.
 type mutant int
 
 const (
@@ -67,8 +69,8 @@ const (
 type explorer struct {
 	scenario
 	mutant
-	most     int  // states
-	shortest bool // ways first, which takes more memory
+	most     int  // the most states to explore
+	shortest bool // finds the shortest way to a fault, which takes more memory
 	states   []reached
 }
 
@@ -78,12 +80,12 @@ type reached struct {
 	thread uint8
 }
 
-// found is what is wrong.
+// found is the description of a fault.
 type found string
 
 func fail(format string, args ...any) { panic(found(fmt.Sprintf(format, args...))) }
 
-// run returns what is wrong, and the way there.
+// run returns the description of a fault that it has found, and the steps that lead there.
 func (x *explorer) run() (problem string) {
 	type state struct {
 		model
@@ -91,7 +93,7 @@ func (x *explorer) run() (problem string) {
 	}
 	hash := maphash.MakeSeed()
 	list := []state{{model: x.begin()}}
-	seen := make(map[uint64]struct{}, mostQuick) // by their hashes: two that share one are rarer than a bug here
+	seen := make(map[uint64]struct{}, mostQuick) // by hash: a collision is less likely than a fault here
 	x.states = make([]reached, 1, mostQuick)
 	var m state
 	defer func() {
@@ -130,7 +132,7 @@ func (x *explorer) run() (problem string) {
 	return ""
 }
 
-// way is how a state was reached: the steps of each thread that goes on.
+// way returns the steps that lead to a state, each with its thread.
 func (x *explorer) way(number int32) string {
 	var threads []uint8
 	for ; number > 0; number = x.states[number].from {
@@ -151,7 +153,7 @@ func (x *explorer) way(number int32) string {
 	return b.String()
 }
 
-// final checks a state in which nothing more happens.
+// final checks a state in which nothing more can happen.
 func (x *explorer) final(m *model) {
 	for i, op := range x.ops {
 		if t := &m.threads[i]; op != "" && t.name() != "over" {
@@ -163,10 +165,10 @@ func (x *explorer) final(m *model) {
 	}
 }
 
-// atEnd1 has end 0's sleepers woken by tokens: what is explored is how end 1's are.
+// atEnd1: end 0's sleepers are woken by tokens, so that only the wake-ups at end 1 are explored.
 var atEnd1 = [2]bool{true, false}
 
-// scenarios are what is explored.
+// scenarios are the scenarios that are explored.
 var scenarios = map[string]scenario{
 	"a ring":                     {ops: [4]string{"w", "", "r", ""}, sends: [2]string{"mccmm"}, room: 2, direct: [2]bool{true, true}},
 	"a link":                     {ops: [4]string{"w", "", "r", ""}, sends: [2]string{"mm"}, room: 3, coarse: true, direct: atEnd1},
@@ -183,7 +185,7 @@ var scenarios = map[string]scenario{
 	"an idle poller":             {ops: [4]string{"w", "", "r", ""}, sends: [2]string{"mm"}, room: 3, coarse: true, direct: atEnd1, idles: true},
 }
 
-// most bounds the states of a scenario, and mostQuick in a run that is not to take long.
+// most bounds the states of a scenario, mostQuick those in a short run.
 const (
 	most      = 20_000_000
 	mostQuick = 35_000
@@ -204,7 +206,7 @@ func TestAllOrders(t *testing.T) {
 	}
 }
 
-// Each mutant is found, in this scenario.
+// Each mutant is found in the scenario that is given for it.
 func TestMutantsAreFound(t *testing.T) {
 	for m, tt := range map[mutant]struct{ name, scenario string }{
 		armsBehindItsLook:           {"sets its alarm behind its last look", "a ring"},

@@ -16,8 +16,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A process that momentarily lacks room or a descriptor for a link's next segment fails
-// the dial that needed it, and nothing else.
+// If a process lacks room or a descriptor for a link's next segment, the dial that needed the segment
+// fails, and nothing else does.
 func TestSegmentThatCannotBeTaken(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -45,7 +45,7 @@ func TestSegmentThatCannotBeTaken(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The dialing end can map the next segment, the accepting one cannot.
+	// The dialing end can map the next segment, but the accepting end cannot.
 	rest := held.space.Limit() - held.space.Used() - halfSize(nextSegment(firstSlots))
 	held.space.Take(quota.Own, rest)
 	err := connect()
@@ -73,8 +73,8 @@ func TestSegmentThatCannotBeTaken(t *testing.T) {
 	}
 }
 
-// A segment whose descriptor was lost, as this process is at its limit, is refused; the link
-// goes on.
+// This process is at its limit of descriptors, so the descriptor of a segment is lost in transit: the
+// segment is refused, and the link goes on.
 func TestSegmentWhoseDescriptorIsLost(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -95,7 +95,7 @@ func TestSegmentWhoseDescriptorIsLost(t *testing.T) {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max}); err != nil { // all that are open stay so
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max}); err != nil { // descriptors that are open stay open
 		t.Fatal(err)
 	}
 	send(codeResources)
@@ -106,8 +106,8 @@ func TestSegmentWhoseDescriptorIsLost(t *testing.T) {
 	servesOthers(t, l)
 }
 
-// A peer that has not read the reply to a segment gets no further one, whose descriptor would wait
-// there as well, until it has.
+// While a peer has not read the reply to a segment, it gets no reply to a further one, because that
+// would also have a descriptor in transit.
 func TestSegmentsWhoseRepliesAreNotRead(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -121,7 +121,7 @@ func TestSegmentsWhoseRepliesAreNotRead(t *testing.T) {
 	case ep := <-l.taken:
 		end(ep)
 		t.Fatal("what is behind the segments was handled")
-	case <-time.After(50 * time.Millisecond): // for what must not happen
+	case <-time.After(50 * time.Millisecond): // that would be a wrong reply
 	}
 	servesOthers(t, l)
 	for range 2 {
@@ -139,8 +139,8 @@ func TestSegmentsWhoseRepliesAreNotRead(t *testing.T) {
 	end(ep)
 }
 
-// A half that this process does not get, as it is at its limit, costs the dial that needed it, and
-// nothing else: the link goes on, and the next dial makes another.
+// This process is at its limit of descriptors, so it does not get a half: the dial that needed it fails.
+// The link goes on, and the next dial makes another half.
 func TestHalfThatIsLost(t *testing.T) {
 	leaks(t)
 	var links atomic.Int32
@@ -183,7 +183,7 @@ func TestHalfThatIsLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		all = append(all, ep)
-		defer func() { ep.(*endpoint).link.die(errPeerGone); end(ep) }() // that peer retires from nothing
+		defer func() { ep.(*endpoint).link.die(errPeerGone); end(ep) }() // that peer retires from no slot
 	}
 	_, err := Dial(t.Context(), at.port, at.name, at.user, Config{timeout: patience})
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
@@ -218,8 +218,8 @@ func dupConn(c *net.UnixConn) (*net.UnixConn, error) {
 	return d.(*net.UnixConn), nil
 }
 
-// If a link ends while a dial adds a segment to it, the segment is unmapped only once, and
-// the dial learns that another link may do.
+// If a link ends while a dial adds a segment to it, the segment is unmapped only once, and the dial
+// finds that it may try another link.
 func TestLinkThatEndsWhileItIsExtended(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -245,15 +245,15 @@ func TestLinkThatEndsWhileItIsExtended(t *testing.T) {
 			runtime.Gosched()
 		}
 		far.control.Close()
-		if err := <-failed; err != nil && !errors.Is(err, ErrLinkGone) { // nil: the answers came in time
+		if err := <-failed; err != nil && !errors.Is(err, ErrLinkGone) { // with nil the answers came before the end
 			t.Errorf("the dial: %v", err)
 		}
 		near.closeUnused()
 	}
 }
 
-// Where the peer has a segment of which this end could not map its half, the link takes no further
-// one: a dial that is under way by it finds another, and the connections go on.
+// If this end could not map its half of a segment that the peer has, the link takes no further segment.
+// A dial that is waiting for one uses another link, and existing connections go on.
 func TestDialBehindAHalfThatIsLost(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -271,7 +271,7 @@ func TestDialBehindAHalfThatIsLost(t *testing.T) {
 	}
 	payer := near.payer
 	one := limits{addressSpace: halfSize(nextSegment(firstSlots)), mappings: mostMappings}
-	near.payer.holdings = newHoldings(one) // this end's half fits, and the peer's does not
+	near.payer.holdings = newHoldings(one) // this end's half fits, but the peer's does not
 	_, err := near.dial(t.Context())
 	wantReason(t, err, session.ReasonResources)
 	near.payer = payer
@@ -283,5 +283,5 @@ func TestDialBehindAHalfThatIsLost(t *testing.T) {
 			end(e)
 		}
 	}
-	servesOthers(t, l) // by another link
+	servesOthers(t, l) // over another link
 }

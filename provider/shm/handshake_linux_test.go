@@ -27,7 +27,7 @@ func TestGarbageEndsItsSenderOnly(t *testing.T) {
 	rand.New(rand.NewSource(3)).Read(noise)
 	for _, tc := range []struct {
 		name  string
-		hello bool // first
+		hello bool // sent first
 		bytes []byte
 		fds   []int
 	}{
@@ -75,7 +75,7 @@ func TestAnotherVersionIsToldSo(t *testing.T) {
 	}
 }
 
-// A dialer that connects and says nothing soon loses its place.
+// A dialer that connects and sends nothing is soon disconnected.
 func TestMuteDialerIsHungUpOn(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -87,9 +87,10 @@ func TestMuteDialerIsHungUpOn(t *testing.T) {
 	servesOthers(t, l)
 }
 
-// A dialing process that holds a link without connections loses it, and so what it takes.
+// A link without connections is ended after a time, whichever process holds it, and its resources are
+// released.
 func TestIdleLinksAreEnded(t *testing.T) {
-	setIdleTicks(t, 50) // a second: what is busy below is idle at first
+	setIdleTicks(t, 50) // a second: the link that gets a connection below is idle at first
 	leaks(t)
 	l := listen(t, Config{})
 	var idle []*rawPeer
@@ -100,7 +101,7 @@ func TestIdleLinksAreEnded(t *testing.T) {
 	}
 	busy := dialRaw(t, l)
 	busy.send(linkRequest(version, firstSlots), halfToPass(t), doorbellEnd(t))
-	b := busy.connect(l, 0) // at once: it is idle until then
+	b := busy.connect(l, 0) // at once, as the link is idle until then
 	for _, s := range idle {
 		s.awaitHangUp()
 	}
@@ -108,10 +109,11 @@ func TestIdleLinksAreEnded(t *testing.T) {
 		t.Errorf("a link with a connection ended: %v", b.Err())
 	}
 	end(b)
-	busy.awaitHangUp() // though the dialing end has not retired
+	busy.awaitHangUp() // although the dialing end has not retired
 }
 
-// A process that lacks a descriptor for a link says so: hanging up would mean that nobody listens.
+// A process that lacks a descriptor for a link answers with that reason. If it hung up, that would mean
+// that nobody listens.
 func TestLinkForWhichThereIsNoDescriptor(t *testing.T) {
 	leaks(t)
 	half, door := halfToPass(t), doorbellEnd(t)
@@ -125,7 +127,7 @@ func TestLinkForWhichThereIsNoDescriptor(t *testing.T) {
 	}
 }
 
-// … and so does one that may not do what a link takes, whichever step that is.
+// The same for a process that is not permitted one of the steps of making a link, whichever it is.
 func TestLinkThatMayNotBeMade(t *testing.T) {
 	leaks(t)
 	at, door, err := newEventfd()
@@ -141,7 +143,7 @@ func TestLinkThatMayNotBeMade(t *testing.T) {
 		}
 		failed := make(chan error)
 		go func() {
-			runtime.LockOSThread() // for good: the filter ends with the thread
+			runtime.LockOSThread() // never unlocked: the filter ends with the thread
 			err := failAtThread(call, unix.EPERM)
 			if err == nil {
 				_, err = acceptLink(conns[1], Config{}.withDefaults(), nil)
@@ -163,7 +165,7 @@ func TestLinkThatMayNotBeMade(t *testing.T) {
 func TestSlowDialersHoldUpNobody(t *testing.T) {
 	was := handshakeTimeout
 	t.Cleanup(func() { handshakeTimeout = was })
-	handshakeTimeout = patience // of whoever waits for one of them
+	handshakeTimeout = patience // whoever waited for one of them would do so for too long
 	leaks(t)
 	l := listen(t, Config{})
 	for range 40 {
@@ -177,7 +179,7 @@ func TestSlowDialersHoldUpNobody(t *testing.T) {
 	}
 }
 
-// answerLink answers a dialer's first message with m, and goes on with then.
+// answerLink answers a dialer's first message with m, and then calls then.
 func answerLink(m message, then func(*net.UnixConn), fds ...int) func(*net.UnixConn) {
 	return func(c *net.UnixConn) {
 		var h message
@@ -192,7 +194,7 @@ func answerLink(m message, then func(*net.UnixConn), fds ...int) func(*net.UnixC
 
 func silent(c *net.UnixConn) { io.Copy(io.Discard, c) }
 
-// dialBad dials a listener that serves like this.
+// dialBad dials a listener that serves connections by serve, and expects the reason.
 func dialBad(t *testing.T, serve func(*net.UnixConn), want session.Reason) {
 	t.Helper()
 	leaks(t)

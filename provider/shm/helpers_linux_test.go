@@ -20,10 +20,10 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// patience bounds every wait of a test; reaching it is a failure.
+// patience bounds each wait of a test. A test that reaches it has failed.
 const patience = 20 * time.Second
 
-// sleeper is a Waker that a test's goroutine sleeps on.
+// sleeper is a Waker on which a test's goroutine sleeps.
 type sleeper struct{ woken chan struct{} }
 
 func newSleeper() *sleeper { return &sleeper{make(chan struct{}, 1)} }
@@ -44,8 +44,8 @@ func (s *sleeper) sleep() bool {
 	}
 }
 
-// peer drives an endpoint the way a session does: arm, look once more, sleep.
-// Sending and receiving have a sleeper each, so that they may run at once.
+// peer uses an endpoint as a session does: it arms, looks once more, and sleeps. Sending and receiving
+// have a sleeper each, so that both can run at the same time.
 type peer struct {
 	session.Endpoint
 	in, out *sleeper
@@ -71,7 +71,7 @@ func (p *peer) reserve(least, most int) []byte {
 	return p.await(func() []byte { return p.Reserve(least, most) })
 }
 
-// reserveControl waits for room for control.
+// reserveControl waits for room for a control message.
 func (p *peer) reserveControl(n int) []byte {
 	return p.await(func() []byte { return p.ReserveControl(n) })
 }
@@ -94,7 +94,7 @@ func (p *peer) await(room func() []byte) []byte {
 	}
 }
 
-// fill fills the room with messages of n bytes, and returns how many there are.
+// fill sends messages of n bytes until there is no room, and returns how many it has sent.
 func (p *peer) fill(n int) (count int) {
 	for ; p.Reserve(n, n) != nil; count++ {
 		p.Commit(n)
@@ -102,7 +102,7 @@ func (p *peer) fill(n int) (count int) {
 	return count
 }
 
-// control sends n bytes as control. It returns false if there is no room.
+// control sends n bytes as a control message. It returns false if there is no room.
 func (p *peer) control(n int) bool {
 	if p.ReserveControl(n) == nil {
 		return false
@@ -111,13 +111,13 @@ func (p *peer) control(n int) bool {
 	return true
 }
 
-// end closes an endpoint whose memory nobody uses.
+// end closes an endpoint whose memory nobody uses any more.
 func end(ep session.Endpoint) {
 	ep.Close()
 	ep.Retire()
 }
 
-// abort aborts an endpoint whose memory nobody uses.
+// abort aborts an endpoint whose memory nobody uses any more.
 func abort(ep session.Endpoint) {
 	ep.Abort()
 	ep.Retire()
@@ -132,7 +132,7 @@ func (p *peer) send(b []byte) bool {
 	return true
 }
 
-// poll waits for the next event, and returns false when there will be no more.
+// poll waits for the next event. It returns false if there will be no more.
 func (p *peer) poll(ev *session.Event) bool {
 	for {
 		if p.Poll(ev) {
@@ -151,7 +151,8 @@ func (p *peer) poll(ev *session.Event) bool {
 	}
 }
 
-// pair returns two endpoints in this process, and checks at the end that nothing leaks.
+// pair returns two connected endpoints in this process, and checks at the end of the test that nothing
+// leaks.
 func pair(t testing.TB, cfg Config) (a, b *peer) {
 	t.Helper()
 	leaks(t)
@@ -179,7 +180,7 @@ func count(t testing.TB) resources {
 	return resources{runtime.NumGoroutine(), len(fds), strings.Count(string(maps), "memfd:san-shm")}
 }
 
-// leaks fails the test unless everything has been given back at its end.
+// leaks fails the test unless everything is released at its end.
 func leaks(t testing.TB) {
 	t.Helper()
 	netWarm()
@@ -189,10 +190,11 @@ func leaks(t testing.TB) {
 		t.Helper()
 		awaitNoLinks(t)
 		var after resources
-		left := used // by tests before this one at first, less then
+		left := used // at first that of earlier tests, later less
 		taken := budget().Used()
 		for end := time.Now().Add(patience); time.Now().Before(end); runtime.Gosched() {
-			// The budget as well, of halves that are kept: more goroutines may have been left to end before.
+			// The budget is counted again as well, because halves that were kept return to it later, as
+			// do goroutines.
 			after, left, taken = count(t), inUse(), budget().Used()
 			if after.goroutines <= before.goroutines && after.fds <= before.fds && after.maps <= before.maps && within(left, used) && taken == 0 {
 				break
@@ -211,7 +213,7 @@ func leaks(t testing.TB) {
 	})
 }
 
-// awaitNoLinks waits until this process has no link left. Each has mapped a segment until its
+// awaitNoLinks waits until this process has no link left. Each link has a mapped segment until its
 // goroutines have ended.
 func awaitNoLinks(t testing.TB) {
 	t.Helper()
@@ -223,19 +225,19 @@ func awaitNoLinks(t testing.TB) {
 	})
 }
 
-// inUse is what the peers of this process hold by the books.
+// inUse returns what is charged to the peers of this process.
 func inUse() limits {
 	return limits{held.connections.Used(), held.descriptors.Used(), held.space.Used(), held.mappings.Used()}
 }
 
-// within reports whether none of l is more than of most.
+// within reports whether no field of l exceeds that of most.
 func within(l, most limits) bool {
 	return l.connections <= most.connections && l.descriptors <= most.descriptors &&
 		l.addressSpace <= most.addressSpace && l.mappings <= most.mappings
 }
 
-// setIdleTicks sets for how long accepting ends keep links without connections, until the
-// end of the test. There are no links when it is set.
+// setIdleTicks sets how long accepting ends keep links without connections, until the end of the test.
+// There must be no links when it is called.
 func setIdleTicks(t testing.TB, ticks int) {
 	t.Helper()
 	set := func(n int) (old int) {
@@ -247,22 +249,22 @@ func setIdleTicks(t testing.TB, ticks int) {
 	t.Cleanup(func() { set(old) })
 }
 
-// withLimits gives this process other limits, of which nothing is in use, for links that are
-// made before the end of the test.
+// withLimits gives this process other limits, of which nothing is used, for links that are made before
+// the end of the test.
 func withLimits(t testing.TB, l limits) {
 	old := held
 	held = newHoldings(l)
 	t.Cleanup(func() { held = old })
 }
 
-// netWarm makes the runtime's own poller descriptors, which stay.
+// netWarm makes the runtime create the descriptors of its own poller, which stay open.
 func netWarm() {
 	if l, err := net.Listen("tcp", "127.0.0.1:0"); err == nil {
 		l.Close()
 	}
 }
 
-// place is what Dial takes to find a process.
+// place is what Dial needs to find a process.
 type place struct {
 	port uint16
 	name string
@@ -276,12 +278,13 @@ func parsePlace(s string) (p place, err error) {
 	return p, err
 }
 
-// connect connects a socket to the process, in a directory or the network namespace.
+// connect connects a socket to the process, by its name in a directory or, if dir is "", in the network
+// namespace.
 func (p place) connect(dir string) (*net.UnixConn, error) {
 	return linkKey{port: p.port, name: p.name, dir: dir, user: p.user}.connect()
 }
 
-// names are what Names returns for the place's port and user, in order.
+// names returns the result of Names for the place's port and user, sorted.
 func (p place) names(t testing.TB, dir string) []string {
 	t.Helper()
 	names, err := Names(t.Context(), p.port, p.user, Config{Dir: dir})
@@ -292,8 +295,8 @@ func (p place) names(t testing.TB, dir string) []string {
 	return names
 }
 
-// dial dials, by another link if one has ended, and waits until the process has taken the
-// connection, or has not; by default for as long as tests have patience.
+// dial dials, and repeats that if a link has ended. It waits until the process has taken the connection,
+// or it is known that it has not. The default timeout is patience.
 func dial(p place, cfg Config) (session.Endpoint, error) {
 	ep, err := dialOnce(p, cfg)
 	if errors.Is(err, ErrLinkGone) {
@@ -312,7 +315,7 @@ func dialOnce(p place, cfg Config) (session.Endpoint, error) {
 	late := time.Now().Add(cfg.timeout)
 	for !e.slot.accepted() && err == nil {
 		switch err = e.Err(); {
-		case e.slot.accepted(): // and ended since
+		case e.slot.accepted(): // taken, and ended since
 			err = nil
 		case err == nil && time.Now().After(late):
 			err = unavailable(context.DeadlineExceeded)
@@ -326,7 +329,7 @@ func dialOnce(p place, cfg Config) (session.Endpoint, error) {
 	return e, nil
 }
 
-// freePort is a port that no other test uses at the time.
+// freePort returns a port that no other test uses at the same time.
 func freePort(t testing.TB) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -344,7 +347,7 @@ type served struct {
 	taken chan session.Endpoint
 }
 
-// listen listens at a port of its own, until the end of the test.
+// listen listens on a port of its own, until the end of the test.
 func listen(t testing.TB, cfg Config) *served {
 	t.Helper()
 	return listenAt(t, freePort(t), cfg)
@@ -400,8 +403,8 @@ func pattern(b []byte, n uint64) {
 	}
 }
 
-// connected returns two connected endpoints in this process, over a link of their own
-// that goes through the same steps as one between two processes.
+// connected returns two connected endpoints in this process, over a link of their own, which goes
+// through the same steps as a link between two processes.
 func connected(cfg Config) (a, b session.Endpoint, err error) {
 	cfg.timeout = patience
 	cfg = cfg.withDefaults()
@@ -430,7 +433,7 @@ func connected(cfg Config) (a, b session.Endpoint, err error) {
 	defer cancel()
 	l, err := dialLink(ctx, conns[0], uint32(os.Geteuid()), cfg)
 	if err == nil {
-		err = l.acquire() // it is not idle before it has the connection
+		err = l.acquire() // so that it is not idle before it has the connection
 		defer l.release()
 		l.start(nil)
 	}
@@ -444,7 +447,7 @@ func connected(cfg Config) (a, b session.Endpoint, err error) {
 	return e, <-accepted, nil
 }
 
-// unixPair returns two sockets as links have them, connected.
+// unixPair returns two connected sockets as links have them.
 func unixPair() (conns [2]*net.UnixConn, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

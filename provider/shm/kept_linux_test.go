@@ -18,7 +18,8 @@ import (
 
 func mayWatch(t *testing.T) bool { return kept.mayWatch(memfd(t, pageSize, 0, 0)) }
 
-// A process that has no more descriptors when it first might watch a file does so later.
+// If a process has no descriptors when it first checks whether it may watch a file, it checks again
+// later.
 func TestMayWatchWithoutDescriptors(t *testing.T) {
 	if !mayWatch(t) {
 		testenv.MissingKernel(t, "inotify")
@@ -31,8 +32,8 @@ func TestMayWatchWithoutDescriptors(t *testing.T) {
 	})
 }
 
-// smallBudget gives the rings of this process so much memory, of which a user gets as much, until the
-// end of the test.
+// smallBudget sets the budget for the rings of this process, of which a user may have all, until the end
+// of the test.
 func smallBudget(t *testing.T, most int64) {
 	if !mayWatch(t) {
 		testenv.MissingKernel(t, "inotify")
@@ -43,7 +44,7 @@ func smallBudget(t *testing.T, most int64) {
 	leaks(t)
 }
 
-// fillInDirectory has the accepting end of a new link in a directory fill a ring, and ends the link.
+// fillInDirectory makes the accepting end of a new link in a directory fill a ring, and ends the link.
 // keep gets the descriptor of that end's half. It returns false if there is no memory for a link.
 func fillInDirectory(t *testing.T, l *served, keep func(half int)) bool {
 	t.Helper()
@@ -69,7 +70,7 @@ func fillInDirectory(t *testing.T, l *served, keep func(half int)) bool {
 	return true
 }
 
-// memoryOf is how much memory a file has.
+// memoryOf returns how much memory a file has.
 func memoryOf(t *testing.T, fd int) int64 {
 	t.Helper()
 	var st unix.Stat_t
@@ -79,7 +80,7 @@ func memoryOf(t *testing.T, fd int) int64 {
 	return st.Blocks * 512
 }
 
-// awaitBudget waits until so much is taken of the budget.
+// awaitBudget waits until so much of the budget is in use.
 func awaitBudget(t *testing.T, want int64) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {
@@ -90,9 +91,9 @@ func awaitBudget(t *testing.T, want int64) {
 	})
 }
 
-// In a directory a peer keeps what this process has written for it, by a descriptor, even one that it
-// cannot read. So it gets no more than its share, however often it hangs up and dials again, until
-// it lets go.
+// In a directory, a peer can keep the memory that this process has written for it by a descriptor, even
+// by one that it cannot read from. That memory stays charged to the peer's user until it is released: so
+// the peer gets no more than its share, however often it hangs up and dials again.
 func TestMemoryThatIsKeptInADirectoryCounts(t *testing.T) {
 	const most = 32 << 20
 	for name, open := range map[string]func(half int) (int, error){
@@ -129,7 +130,8 @@ func TestMemoryThatIsKeptInADirectoryCounts(t *testing.T) {
 	}
 }
 
-// What a process keeps, by a descriptor that another one may have passed to it, counts until its end.
+// Memory that a process keeps, by a descriptor that another process may have passed to it, is charged
+// until that process ends.
 func TestMemoryThatIsKeptCountsUntilTheProcessEnds(t *testing.T) {
 	smallBudget(t, 32<<20)
 	l := listen(t, Config{Dir: t.TempDir()})
@@ -151,7 +153,7 @@ func TestMemoryThatIsKeptCountsUntilTheProcessEnds(t *testing.T) {
 	defer other.Wait()
 	defer other.Process.Kill()
 	awaitNoLinks(t)
-	testenv.Eventually(t, patience, func() error { // of the other end, whose half nobody has
+	testenv.Eventually(t, patience, func() error { // the memory of the other end, whose half nobody keeps
 		if n := budget().Used(); n > maxRingMax+ring.Start {
 			return fmt.Errorf("%d bytes count", n)
 		}
@@ -164,7 +166,7 @@ func TestMemoryThatIsKeptCountsUntilTheProcessEnds(t *testing.T) {
 	awaitBudget(t, 0)
 }
 
-// Two processes that end their links, and let go, have memory for the next one every time.
+// Two processes that end their links, and keep nothing, have memory for the next link each time.
 func TestManyLinksInADirectory(t *testing.T) {
 	const most, ring = 64 << 20, 1 << 20
 	smallBudget(t, most)
@@ -177,7 +179,7 @@ func TestManyLinksInADirectory(t *testing.T) {
 	awaitBudget(t, 0)
 }
 
-// Events are lost where there is no memory for them.
+// inotify events are lost if the kernel has no memory for them.
 func TestMemoryWhoseEventsWereLost(t *testing.T) {
 	smallBudget(t, 32<<20)
 	m, half, err := newHalf(firstSlots, ownAccount(), true)
@@ -197,7 +199,7 @@ func TestMemoryWhoseEventsWereLost(t *testing.T) {
 	awaitBudget(t, 0)
 }
 
-// Nobody whose share is used up gets a link, of which it could keep the rest.
+// A user whose share is used up gets no link, because it could keep the link's memory, too.
 func TestNoLinkWithoutMemory(t *testing.T) {
 	smallBudget(t, 8<<20)
 	l := listen(t, Config{Dir: t.TempDir()})
@@ -226,7 +228,7 @@ func TestNoLinkWithoutMemory(t *testing.T) {
 	}
 }
 
-// While this process cannot learn who has a half, it counts.
+// While this process cannot watch a half, it stays charged.
 func TestMemoryThatMayBeKeptCounts(t *testing.T) {
 	smallBudget(t, 32<<20)
 	testenv.Eventually(t, patience, func() error {
@@ -246,7 +248,7 @@ func TestMemoryThatMayBeKeptCounts(t *testing.T) {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max}); err != nil { // all that are open stay so
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max}); err != nil { // descriptors that are open stay open
 		t.Fatal(err)
 	}
 	m.unmapKept(budget().Of(quota.Own), 1<<20)
@@ -260,5 +262,5 @@ func TestMemoryThatMayBeKeptCounts(t *testing.T) {
 	if n != 1<<20+ring.Start || watched {
 		t.Errorf("%d bytes count, and the half is watched: %v", n, watched)
 	}
-	awaitBudget(t, 0) // it is tried again
+	awaitBudget(t, 0) // the watch is tried again
 }

@@ -50,8 +50,8 @@ func TestLimitsFollowTheRlimits(t *testing.T) {
 	}
 }
 
-// One user gets half of the connections, whatever number of links and descriptors it has.
-// The rest is there for others, and what is closed for everybody.
+// One user gets half of the connections, however many links and descriptors it has. The rest is for
+// others, and connections that are closed are free for everybody.
 func TestConnectionsAreBoundedByUser(t *testing.T) {
 	leaks(t)
 	const share = firstSlots / 2
@@ -80,8 +80,8 @@ func TestConnectionsAreBoundedByUser(t *testing.T) {
 	}
 }
 
-// Rings are charged to their reader's user, but for this process's own, which may stop it anyway:
-// in a directory it may be in another container.
+// Rings are charged to their reader's user, except to this process's own user, who may stop the process
+// anyway. In a directory that user's number is charged as well, as it may belong to another container.
 func TestWhomRingsAreChargedTo(t *testing.T) {
 	own, other := uint32(os.Geteuid()), uint32(os.Geteuid()+1)
 	for _, tt := range []struct {
@@ -96,8 +96,8 @@ func TestWhomRingsAreChargedTo(t *testing.T) {
 	}
 }
 
-// A link counts as descriptors that the peer's user holds at the dialing end as well, where the peer
-// may be another user's: it is the peer that decides how long it stays. In a directory it may be.
+// A link's descriptors are also charged to the peer's user at the dialing end, if the peer may be
+// another user's, because then the peer decides how long the link stays. In a directory that may be so.
 func TestLinksToDialCountAsDescriptors(t *testing.T) {
 	leaks(t)
 	limits := startLimits
@@ -105,16 +105,16 @@ func TestLinksToDialCountAsDescriptors(t *testing.T) {
 	withLimits(t, limits)
 	inDirectory := int64(2 * linkDescriptors)
 	if mayWatch(t) {
-		inDirectory += 2 // final halves
+		inDirectory += 2 // the halves, which are final
 	}
-	for dir, want := range map[string]int64{"": linkDescriptors, t.TempDir(): inDirectory} { // one for the accepting end, here as well
+	for dir, want := range map[string]int64{"": linkDescriptors, t.TempDir(): inDirectory} { // with one for the accepting end, here as well
 		l := listen(t, Config{Dir: dir})
 		a, err := dial(l.at, Config{Dir: dir})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer end(a)
-		counted := func(want int64) { // once what was passed has been closed
+		counted := func(want int64) { // waits until the descriptors that were passed have been closed
 			t.Helper()
 			testenv.Eventually(t, patience, func() error {
 				if n := held.descriptors.Used(); n != want {
@@ -132,11 +132,11 @@ func TestLinksToDialCountAsDescriptors(t *testing.T) {
 		end(b)
 		counted(0)
 		rest := held.descriptors.Limit() - linkDescriptors
-		held.descriptors.Take(quota.Own, rest) // so one user gets half a link
+		held.descriptors.Take(quota.Own, rest) // then one user gets half a link
 		_, err = Dial(t.Context(), l.at.port, l.at.name, l.at.user, Config{Dir: dir, timeout: patience})
 		held.descriptors.Return(quota.Own, rest)
 		if dir == "" {
-			wantReason(t, err, session.ReasonResources) // by the accepting end
+			wantReason(t, err, session.ReasonResources) // from the accepting end
 		} else if !errors.Is(err, errNoDescriptors) {
 			t.Errorf("beyond what it may: %v", err)
 		}

@@ -12,9 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FuzzHostileLink has a peer send anything with any descriptors, to either end of a link,
-// from its handshake on. Neither end panics or waits for ever, and both give everything
-// back.
+// FuzzHostileLink lets a peer send any messages with any descriptors to either end of a link, from the
+// handshake on. Neither end panics or waits for ever, and both release everything.
 func FuzzHostileLink(f *testing.F) {
 	netWarm()
 	l := listen(f, Config{})
@@ -30,19 +29,18 @@ func FuzzHostileLink(f *testing.F) {
 	})
 }
 
-// hostilePeer is the peer that a script describes: which end it plays, in the first byte,
-// and then what it sends. See next.
+// hostilePeer plays a script, whose first byte chooses the end that it plays. The rest is what it sends:
+// see next.
 type hostilePeer struct {
 	t      *testing.T
 	script []byte
 
 	conn   *net.UnixConn
 	fds    []int         // that it may pass
-	closed chan struct{} // when the link that it attacks has ended
+	closed chan struct{} // closed when the attacked link has ended
 }
 
-// mostPackets is fewer than a socket's queue holds, so that neither end waits for the other
-// to read.
+// mostPackets is less than a socket's queue holds, so that no end waits until the other reads.
 const mostPackets = 64
 
 func (p *hostilePeer) run(l *served) {
@@ -61,7 +59,7 @@ func (p *hostilePeer) run(l *served) {
 	}
 }
 
-// descriptors makes what the peer may pass, and returns what closes it.
+// descriptors creates the descriptors that the peer may pass. close closes them.
 func (p *hostilePeer) descriptors() (close func()) {
 	m, half, err := newHalf(firstSlots, ownAccount(), false)
 	if err != nil {
@@ -99,8 +97,8 @@ func (p *hostilePeer) dials(conn *net.UnixConn, l *served) {
 	p.awaitEnd(begun)
 }
 
-// accepts attacks a dialing end: it reads the request for a link and, if there is then a
-// link, a connect.
+// accepts attacks a dialing end. It first reads the request for a link and, if then there is a link, a
+// connect.
 func (p *hostilePeer) accepts(conn *net.UnixConn) {
 	done := make(chan bool, 1)
 	go func() {
@@ -145,7 +143,7 @@ func (p *hostilePeer) await(done <-chan bool) (begun bool) {
 	}
 }
 
-// awaitEnd waits for the end of a link, if there is one.
+// awaitEnd waits for the end of the link, if there is one.
 func (p *hostilePeer) awaitEnd(begun bool) {
 	if !begun {
 		return
@@ -157,7 +155,7 @@ func (p *hostilePeer) awaitEnd(begun bool) {
 	}
 }
 
-// receive receives a message, and reports whether the other end is there.
+// receive receives a message, and reports whether the other end is still connected.
 func (p *hostilePeer) receive() bool {
 	var m message
 	fds, err := receive(p.conn, &m)
@@ -168,7 +166,7 @@ func (p *hostilePeer) receive() bool {
 	return err == nil
 }
 
-// sendAll sends what is left of the script, and that this is all.
+// sendAll sends the rest of the script, and ends its direction.
 func (p *hostilePeer) sendAll(most int) {
 	for ; len(p.script) > 0 && most > 0; most-- {
 		p.sendOne()
@@ -181,9 +179,9 @@ func (p *hostilePeer) sendOne() {
 	p.conn.WriteMsgUnix(b, rightsOf(fds), nil)
 }
 
-// next takes a packet from the script: a byte for its descriptors, two bits each, from
-// plain (3) to half a segment (0), and how many; then either a message, as kind, code, number,
-// difference of version and a byte that is ignored, or bytes.
+// next takes a packet from the script. A byte describes its descriptors: two bits for each kind, from
+// plain (3) to half a segment (0), and how many. Then comes either a message, as kind, code, number,
+// difference of the version and an ignored byte, or plain bytes.
 func (p *hostilePeer) next() (b []byte, fds []int) {
 	how := p.byte()
 	for n := int(p.byte()) % 4; n > 0; n-- {
@@ -197,11 +195,11 @@ func (p *hostilePeer) next() (b []byte, fds []int) {
 		return b, fds
 	}
 	m := &message{kind: kind, code: p.byte(), number: uint32(int8(p.byte())), version: version + uint32(p.byte())}
-	p.byte() // was part of it once
+	p.byte() // ignored: it had a meaning once
 	return m.encode(), fds
 }
 
-// byte takes a byte of the script, 0 at its end.
+// byte takes a byte of the script, or 0 at its end.
 func (p *hostilePeer) byte() (b byte) {
 	if len(p.script) > 0 {
 		b, p.script = p.script[0], p.script[1:]

@@ -15,7 +15,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A slot has one connection at a time, whatever the dialing end asks for.
+// A slot has one connection at a time, whatever the dialing end requests.
 func TestSlotInUseIsNotConnectedAgain(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -35,8 +35,8 @@ func TestSlotInUseIsNotConnectedAgain(t *testing.T) {
 	servesOthers(t, l)
 }
 
-// A peer that ends right after asking for one more connection, and so does not take the
-// answer, has not broken the protocol: its other connections end normally.
+// A peer requests one more connection, and ends before it takes the answer. That is no breach of the
+// protocol: its other connections end normally.
 func TestPeerThatEndsWhileItConnects(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -59,12 +59,12 @@ func TestPeerThatEndsWhileItConnects(t *testing.T) {
 	}
 }
 
-// A dialing process that is stopped while more answers are due than its queue can hold
-// keeps its connections, and gets the answers when it continues.
+// While a dialing process is stopped, more answers are due than its socket's queue can hold. It keeps
+// its connections, and gets the answers when it goes on.
 func TestAnswersWaitForAStoppedPeer(t *testing.T) {
 	leaks(t)
 	limits := startLimits
-	limits.connections = 2 // of which one user gets one
+	limits.connections = 2 // one user gets one of them
 	withLimits(t, limits)
 	l := listen(t, Config{})
 	s := dialRaw(t, l)
@@ -105,7 +105,7 @@ func TestConnectionsShareOneLink(t *testing.T) {
 	for _, ep := range ends {
 		links[ep.(*endpoint).link] = true
 	}
-	if len(links) != 2 { // its two ends
+	if len(links) != 2 { // both ends of the link
 		t.Errorf("%d links", len(links))
 	}
 	slots := map[int]bool{}
@@ -134,15 +134,15 @@ func TestConnectionsShareOneLink(t *testing.T) {
 	}
 }
 
-// withFiles has a child run with RLIMIT_NOFILE files.
+// withFiles starts a child with RLIMIT_NOFILE set to files.
 func withFiles(files int) func(*exec.Cmd) {
 	return func(c *exec.Cmd) {
 		c.Path, c.Args = "/bin/sh", []string{"sh", "-c", fmt.Sprintf("ulimit -n %d && exec %s", files, c.Path)}
 	}
 }
 
-// A process accepts no more connections from one user than half of its RLIMIT_NOFILE, however
-// few descriptors they take.
+// A process accepts from one user no more connections than half of its RLIMIT_NOFILE, although a
+// connection takes fewer descriptors.
 func TestConnectionsAreBoundedByTheProcessesLimit(t *testing.T) {
 	leaks(t)
 	const files = 64
@@ -167,7 +167,7 @@ func TestConnectionsAreBoundedByTheProcessesLimit(t *testing.T) {
 func TestManyConnectionsTakeFewDescriptors(t *testing.T) {
 	const many, few = 2000, 64
 	leaks(t)
-	c := spawn(t, "hold", withFiles(2*many)) // by which it may accept many
+	c := spawn(t, "hold", withFiles(2*many)) // a process that may accept many
 	first := dialChild(t, c, Config{})
 	before := count(t)
 	peers := []*peer{first}
@@ -204,18 +204,18 @@ func TestManyConnectionsTakeFewDescriptors(t *testing.T) {
 	}
 }
 
-// What has come by a link that fails, at either end, is read where both processes live: also what is read
-// only when the end that wrote it has retired.
+// A link fails, at either end, while both processes live: what has come is read, even if it is read only
+// after the end that wrote it has retired.
 func TestReadBehindALinkThatFails(t *testing.T) {
 	leaks(t)
 	for _, writerFails := range []bool{true, false} {
 		for n := range 4 {
-			alone, before := n%2 == 0, n/2 == 0 // before: the writer has retired
+			alone, before := n%2 == 0, n/2 == 0 // before: the writer has retired before the Read
 			l := listen(t, Config{})
 			x, y := meet(t, l)
 			a, b := newPeer(x), newPeer(y)
 			reader, writer := x.(*endpoint).link, y.(*endpoint).link
-			if !alone { // the link stays for another connection
+			if !alone { // another connection keeps the link
 				c, d := meet(t, l)
 				defer end(c)
 				defer end(d)
@@ -258,7 +258,7 @@ func TestReadBehindALinkThatFails(t *testing.T) {
 	}
 }
 
-// A link that has failed here ends once its peer has read.
+// A link that has failed in this process ends once its peer has read what it was sent.
 func TestLinkThatFailsEndsOnceRead(t *testing.T) {
 	leaks(t)
 	for _, dialed := range []bool{true, false} {
@@ -290,7 +290,7 @@ func TestLinkThatFailsEndsOnceRead(t *testing.T) {
 	}
 }
 
-// What a peer has sent before it closed is read also where the link fails here.
+// What a peer has sent before it closed is read, even if the link has failed in this process.
 func TestReadWhatAPeerThatClosedHasSent(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})

@@ -17,12 +17,12 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A link that ends before it answers may have ended by itself: the error tells that another may
-// do.
+// A link that ends before it answers may have ended because it was idle: the error tells that another
+// link may work.
 func TestDialTellsThatALinkHasEnded(t *testing.T) {
 	leaks(t)
 	var came atomic.Int32
-	at := serveName(t, func(*net.UnixConn) { came.Add(1) }) // and hangs up
+	at := serveName(t, func(*net.UnixConn) { came.Add(1) }) // and then it hangs up
 	for n := range int32(2) {
 		_, err := dialOnce(at, Config{})
 		var u *session.Unavailable
@@ -35,7 +35,8 @@ func TestDialTellsThatALinkHasEnded(t *testing.T) {
 	}
 }
 
-// A dial goes on when one with a shorter timeout had asked for the link first and failed.
+// A dial waits for a link that another dial, with a shorter timeout, has requested. When that one fails,
+// the first goes on.
 func TestPatientDialOutlastsAnImpatientOne(t *testing.T) {
 	leaks(t)
 	asked := make(chan struct{}, 16)
@@ -54,7 +55,7 @@ func TestPatientDialOutlastsAnImpatientOne(t *testing.T) {
 		select {
 		case <-asked:
 			isAsked = true
-		case err := <-impatient: // it had no processor for that long
+		case err := <-impatient: // the machine was busy for that long
 			if time.Now().After(end) {
 				t.Fatalf("the name is not asked: %v", err)
 			}
@@ -74,7 +75,7 @@ func TestPatientDialOutlastsAnImpatientOne(t *testing.T) {
 	}
 }
 
-// A dial does not wait for the process.
+// A dial does not wait for a stopped process.
 func TestDialToAStoppedProcess(t *testing.T) {
 	leaks(t)
 	c := spawn(t, "echo", nil)
@@ -104,15 +105,15 @@ func TestDialToAStoppedProcess(t *testing.T) {
 	end(first)
 }
 
-// The slot of an end that was closed before the other one was there is reused once that is done
-// with it as well.
+// One end of a connection was closed before the other one existed. The slot is used again once that one
+// is closed as well.
 func TestSlotOfAnEndThatIsClosedBeforeTheOtherIsThere(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
 	a, b := meet(t, l)
 	defer end(a)
 	defer end(b)
-	l.mu.Lock() // nobody is accepted now
+	l.mu.Lock() // keeps the listener from accepting
 	given, err := Dial(t.Context(), l.at.port, l.at.name, l.at.user, Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -132,7 +133,7 @@ func TestSlotOfAnEndThatIsClosedBeforeTheOtherIsThere(t *testing.T) {
 	testenv.Eventually(t, patience, func() error {
 		near.slots.mu.Lock()
 		defer near.slots.mu.Unlock()
-		near.slots.reapLocked(firstSlots) // as a dial does that finds none free
+		near.slots.reapLocked(firstSlots) // as a dial does if no slot is free
 		if n := len(near.slots.free); n != firstSlots-1 {
 			return fmt.Errorf("%d slots are free, want %d", n, firstSlots-1)
 		}
@@ -140,8 +141,8 @@ func TestSlotOfAnEndThatIsClosedBeforeTheOtherIsThere(t *testing.T) {
 	})
 }
 
-// A process has no more links than MostNames with those of one port and user, however many names they
-// have; one that has ended is replaced, and other ports' are had beside them.
+// A process has at most MostNames links for one port and user, however many processes listen there. A
+// link that has ended is replaced. Links for other ports are not counted.
 func TestLinksWithManyProcesses(t *testing.T) {
 	leaks(t)
 	port := freePort(t)
@@ -162,7 +163,7 @@ func TestLinksWithManyProcesses(t *testing.T) {
 	wantReason(t, err, session.ReasonResources)
 	a, b := meet(t, listen(t, Config{}))
 	ends = append(ends, a, b)
-	ends[len(ends)-4].(*endpoint).link.listenerClosed.Store(true) // as of a listener that hung up for want of use
+	ends[len(ends)-4].(*endpoint).link.listenerClosed.Store(true) // as if the listener had hung up an idle link
 	a, b = meet(t, last)
 	ends = append(ends, a, b)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A listener bounds its links, and those from each user so that one user cannot keep the
+// A listener bounds the number of its links, and of those from each user, so that one user cannot keep
 // others out.
 func TestDialingProcessesAreBounded(t *testing.T) {
 	right := memfd(t, halfSize(firstSlots), halfSeals, 0)
@@ -47,7 +47,7 @@ func TestDialingProcessesAreBounded(t *testing.T) {
 			}
 			s.conn.Close()
 
-			// Neither silent dialers nor those being declined hold up the rest.
+			// Neither silent dialers nor those that are being refused delay the others.
 			for range 2 * maxRefusing {
 				s := dialRaw(t, l)
 				defer s.conn.Close()
@@ -78,8 +78,8 @@ func TestClosingTheListenerLeavesConnectionsAlone(t *testing.T) {
 	}
 }
 
-// A name is a next listener's once its process has closed its own, also for a process that
-// still has connections to the previous one.
+// When a listener is closed, the next one can take its name, also for a process that still has
+// connections to the first.
 func TestNameIsTakenAgainWhileConnectionsLive(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -102,7 +102,7 @@ func TestNameIsTakenAgainWhileConnectionsLive(t *testing.T) {
 	b.Drop()
 }
 
-// nameIsFree waits until a name is free again: its socket is closed in the background.
+// nameIsFree waits until a name is free again, because its socket is closed in the background.
 func nameIsFree(t *testing.T, at place) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {
@@ -114,7 +114,7 @@ func nameIsFree(t *testing.T, at place) {
 	})
 }
 
-// The name of a process that has ended has gone, and its successor has another one.
+// The name of a process that has ended no longer exists, and its successor has another one.
 func TestNameOfAProcessThatHasEnded(t *testing.T) {
 	leaks(t)
 	c := spawn(t, "echo", nil)
@@ -126,7 +126,7 @@ func TestNameOfAProcessThatHasEnded(t *testing.T) {
 	}
 	_, err := dial(c.at, Config{})
 	wantReason(t, err, session.ReasonNoListener)
-	a, b := meet(t, next) // whether the old link's end has been noticed or not
+	a, b := meet(t, next) // whether or not the end of the old link has been noticed
 	end(a)
 	end(b)
 	var ev session.Event
@@ -135,9 +135,9 @@ func TestNameOfAProcessThatHasEnded(t *testing.T) {
 	}
 }
 
-// What a process has passed before it was accepted may take a minute to close. Close does not
-// wait for it, and neither do those that nobody has accepted, nor the name, however many listeners
-// have been closed like that.
+// Descriptors that processes have passed before they were accepted may take a minute to close. Close
+// does not wait for them. Neither do connections that nobody has accepted, nor the name, however many
+// listeners were closed like that.
 func TestCloseWithLingeringSocketsInTheQueue(t *testing.T) {
 	leaks(t)
 	limits := startLimits
@@ -151,7 +151,7 @@ func TestCloseWithLingeringSocketsInTheQueue(t *testing.T) {
 	}
 	for range closerThreads + 1 {
 		l := listen(t, Config{})
-		dialRaw(t, l) // behind it, no more are accepted
+		dialRaw(t, l) // a dialer after which no more are accepted
 		fd := lingering(t)
 		var queue []*rawPeer
 		for range 3 {
@@ -159,7 +159,7 @@ func TestCloseWithLingeringSocketsInTheQueue(t *testing.T) {
 			s.send(linkRequest(version, firstSlots), fd)
 			queue = append(queue, s)
 		}
-		unix.Close(fd) // not the last: it is on its way
+		unix.Close(fd) // not the last reference, as it is in transit
 		closed := make(chan error)
 		go func() { closed <- l.Close() }()
 		select {

@@ -11,14 +11,14 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// lent is an endpoint whose memory the application uses: room in one ring, and a kept
-// message in the other.
+// lent is an endpoint of which the application uses memory: room in one ring, and a kept message in the
+// other.
 type lent struct {
 	*peer
 	room, msg []byte
 }
 
-// keep has an endpoint keep messages from its peer, so many that the ring grows.
+// keep makes an endpoint keep messages from its peer, so many that the ring grows.
 func keep(t *testing.T, p, from *peer) {
 	t.Helper()
 	var ev session.Event
@@ -30,7 +30,7 @@ func keep(t *testing.T, p, from *peer) {
 	}
 }
 
-// lend has an endpoint that has kept messages lend memory.
+// lend makes an endpoint that has kept messages lend memory.
 func lend(t *testing.T, p *peer) lent {
 	t.Helper()
 	l := lent{p, p.reserve(ring.MaxMessage, ring.MaxMessage), p.Front()}
@@ -52,7 +52,7 @@ func (l lent) use(t *testing.T) {
 	}
 }
 
-// check is use, after others have had time to use the memory.
+// check does what use does, after others have had time to use the memory.
 func (l lent) check(t *testing.T) {
 	t.Helper()
 	if n := bytes.Count(l.room, []byte{2}); n != len(l.room) {
@@ -61,15 +61,16 @@ func (l lent) check(t *testing.T) {
 	l.use(t)
 }
 
-// The peer learns of the end at once, but the slot goes to nobody until Retire, the
-// reclaimer leaves it alone, and then it is free, whichever end lends.
+// An endpoint is closed while its memory is lent: the peer learns of the end at once, but until Retire
+// no other connection gets the slot, and the reclaimer does not touch it. Then it is free. This holds
+// for either end.
 func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 	for name, dialer := range map[string]bool{"dialer": true, "acceptor": false} {
 		for way, want := range map[string]error{"Close": syscall.EPIPE, "Abort": syscall.ECONNRESET} {
 			t.Run(name+" "+way, func(t *testing.T) {
 				leaks(t)
 				l := listen(t, Config{})
-				first, firstHere := meet(t, l) // keeps the link
+				first, firstHere := meet(t, l) // keep the link
 				defer end(first)
 				defer end(firstHere)
 				x, y := meet(t, l)
@@ -90,7 +91,7 @@ func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 					t.Errorf("the peer finds %v, want %v", b.Err(), want)
 				}
 				end(b)
-				defer withoutReclaimer(x.(*endpoint).link, y.(*endpoint).link)() // this test is it
+				defer withoutReclaimer(x.(*endpoint).link, y.(*endpoint).link)() // this test takes the reclaimer's place
 				for range cacheTicks + 1 {
 					x.(*endpoint).link.sweep()
 					y.(*endpoint).link.sweep()
@@ -113,7 +114,7 @@ func TestLentMemoryOutlivesTheConnection(t *testing.T) {
 	}
 }
 
-// Neither the end of the link nor that of the listener unmaps memory that is lent.
+// Memory that is lent stays mapped after the end of the link, and after that of the listener.
 func TestLentMemoryOutlivesTheLink(t *testing.T) {
 	for name, dies := range map[string]func(p *peer, l *served){
 		"the link dies":       func(p *peer, _ *served) { p.Endpoint.(*endpoint).link.die(errPeerGone) },
@@ -124,7 +125,7 @@ func TestLentMemoryOutlivesTheLink(t *testing.T) {
 			l := listen(t, Config{})
 			x, y := meet(t, l)
 			a, b := newPeer(x), newPeer(y)
-			defer withoutReclaimer(x.(*endpoint).link, y.(*endpoint).link)() // this test is it
+			defer withoutReclaimer(x.(*endpoint).link, y.(*endpoint).link)() // this test takes the reclaimer's place
 			keep(t, a, b)
 			keep(t, b, a)
 			ends := []lent{lend(t, a), lend(t, b)}
@@ -147,7 +148,7 @@ func TestLentMemoryOutlivesTheLink(t *testing.T) {
 	}
 }
 
-// A process that dies leaves what it has lent to the survivor as it was.
+// Memory that is lent does not change when the peer's process dies.
 func TestLentMemoryOutlivesThePeer(t *testing.T) {
 	leaks(t)
 	c := spawn(t, "echo", nil)
@@ -169,8 +170,8 @@ func TestLentMemoryOutlivesThePeer(t *testing.T) {
 	p.Retire()
 }
 
-// A dialing process cannot have a second connection on a slot whose memory is lent here,
-// whatever it writes there.
+// A dialing process gets no second connection on a slot whose memory is lent here, whatever it writes
+// there.
 func TestSlotThatIsLentIsNotConnectedAgain(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -179,7 +180,7 @@ func TestSlotThatIsLentIsNotConnectedAgain(t *testing.T) {
 	p := newPeer(s.connect(l, 3))
 	room := p.reserve(100, 100)
 	p.Close()
-	p.Endpoint.(*endpoint).local.v.Store(stateClosed) // not held, says the peer
+	p.Endpoint.(*endpoint).local.v.Store(stateClosed) // the peer claims that the slot is free
 	s.send(connectTo(3))
 	s.awaitHangUp()
 	copy(room, "still mapped")

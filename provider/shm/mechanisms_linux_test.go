@@ -2,12 +2,12 @@ package shm
 
 import "testing"
 
-// The other tests could not run without the required mechanisms, so they must be found.
+// The other tests could not run without the required mechanisms, so all of these must be found.
 func TestMechanismsThatAreRequiredWorkWhereTheProviderDoes(t *testing.T) {
 	names := map[string]bool{}
 	for _, m := range Mechanisms() {
 		names[m.Name] = true
-		if m.Err != nil && (m.Required || m.Name == "unix_diag") { // nor could those that have no directory
+		if m.Err != nil && (m.Required || m.Name == "unix_diag") { // nor could the tests that use no directory
 			t.Errorf("%s: %v", m.Name, m.Err)
 		}
 		if m.Use == "" {

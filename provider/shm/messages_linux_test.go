@@ -14,7 +14,7 @@ func TestMessagesArriveWholeOnceAndInOrder(t *testing.T) {
 		name   string
 		sizes  func(*rand.Rand) int
 		count  int
-		keep   int // the reader keeps so many messages
+		keep   int // how many messages the reader keeps
 		config Config
 	}{
 		{"tiny", func(*rand.Rand) int { return 8 }, 200000, 0, Config{}},
@@ -37,7 +37,7 @@ func TestMessagesArriveWholeOnceAndInOrder(t *testing.T) {
 	}
 }
 
-// sendSizes sends messages of the sizes drawn, some of them as control.
+// sendSizes sends messages of random sizes, some of them as control messages.
 func sendSizes(a *peer, count int, sizes func(*rand.Rand) int) {
 	r := rand.New(rand.NewSource(1))
 	for i := range count {
@@ -55,7 +55,7 @@ func sendSizes(a *peer, count int, sizes func(*rand.Rand) int) {
 	}
 }
 
-// receiveSizes checks what sendSizes sends, and keeps some messages for a while.
+// receiveSizes checks the messages of sendSizes, and keeps some of them for a while.
 func receiveSizes(t *testing.T, b *peer, count, keep int, sizes func(*rand.Rand) int) {
 	r := rand.New(rand.NewSource(1))
 	want := make([]byte, ring.MaxMessage)

@@ -15,7 +15,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// takenHalf makes a link as a peer does, and returns the half that this process has made for it.
+// takenHalf makes a link as a peer does, and returns the half that this process has made for the peer.
 func takenHalf(t *testing.T, l *served) (s *rawPeer, fd int) {
 	t.Helper()
 	s = dialRaw(t, l)
@@ -29,8 +29,8 @@ func takenHalf(t *testing.T, l *served) (s *rawPeer, fd int) {
 	return s, fds[0]
 }
 
-// What one end writes the other can read, and in no way change: neither through the descriptor
-// that it has nor through a mapping.
+// Memory that one end writes, the other can read, but not change in any way: neither through its
+// descriptor nor through a mapping.
 func TestPeersMemoryCannotBeWritten(t *testing.T) {
 	leaks(t)
 	dir := t.TempDir()
@@ -81,7 +81,8 @@ func TestPeersMemoryCannotBeWritten(t *testing.T) {
 			if cfg.Dir == "" {
 				return
 			}
-			// Who may open it again cannot write either. (It is root's, or this user's.)
+			// A process that may open it again cannot write either. (It belongs to root, or to this
+			// user.)
 			again, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDWR|unix.O_CLOEXEC, 0)
 			if err != nil {
 				return
@@ -100,8 +101,8 @@ func TestPeersMemoryCannotBeWritten(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// In a directory, where the peer may be anybody's, a half is taken whose side cannot take pages out
-// of it: who reads there would wait for that in the kernel.
+// In a directory the peer may be anybody. So there a half is only accepted if nobody can take pages out
+// of it: a thread that reads there would wait for that in the kernel.
 func TestPagesOfAPeerInADirectoryStay(t *testing.T) {
 	leaks(t)
 	dir := t.TempDir()
@@ -147,7 +148,7 @@ func TestPagesOfAPeerInADirectoryStay(t *testing.T) {
 	}
 }
 
-// Another user, who has the descriptor, cannot open it again for more.
+// Another user who has the descriptor cannot open the file again with more rights.
 func TestPeersMemoryCannotBeOpenedByAnotherUser(t *testing.T) {
 	testenv.NeedRoot(t)
 	m, fd, err := newHalf(firstSlots, ownAccount(), false)
@@ -169,7 +170,7 @@ func TestPeersMemoryCannotBeOpenedByAnotherUser(t *testing.T) {
 }
 
 func init() {
-	// Says which of what nobody may do with descriptor 3 it can.
+	// Tries what nobody may do with descriptor 3, and prints what was possible.
 	roles["reopen"] = func() error {
 		can := []string{"reopened"}
 		for _, flags := range []int{unix.O_RDWR, unix.O_WRONLY, unix.O_RDWR | unix.O_TRUNC} {
@@ -189,10 +190,10 @@ func init() {
 	}
 }
 
-// With the end of a link goes what this process has written for it, though the peer keeps the
-// descriptor.
+// When a link ends, the memory that this process has written for it is freed, although the peer keeps
+// the descriptor.
 func TestDescriptorThatIsKept(t *testing.T) {
-	setIdleTicks(t, 1000) // the link is not to end before its first connection
+	setIdleTicks(t, 1000) // so that the link does not end before its first connection
 	leaks(t)
 	l := listen(t, Config{})
 	s, fd := takenHalf(t, l)
@@ -218,17 +219,17 @@ func TestDescriptorThatIsKept(t *testing.T) {
 	})
 }
 
-// A peer that has not ended the link finds how a connection has ended, though it looks only when this
-// process has given the link up.
+// A peer that has not ended the link finds how a connection has ended, even if it looks only after this
+// process has given up the link.
 func TestEndThatIsReadBehindTheLink(t *testing.T) {
-	setIdleTicks(t, 1000) // the link is not to end before its first connection
+	setIdleTicks(t, 1000) // so that the link does not end before its first connection
 	leaks(t)
 	l := listen(t, Config{})
 	s, fd := takenHalf(t, l)
 	b := s.connect(l, 0)
 	k := b.(*endpoint).link
 	end(newPeer(b))
-	for !k.over() { // it is idle for long
+	for !k.over() { // until it has been idle for long
 		k.sweep()
 	}
 	s.awaitHangUp()
@@ -243,8 +244,7 @@ func TestEndThatIsReadBehindTheLink(t *testing.T) {
 	}
 }
 
-// A link without connections stays, with what it is accounted for, while the peer has still to
-// read.
+// A link without connections stays, and stays charged, while the peer has not read everything.
 func TestIdleLinkWithBytesUnread(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -254,7 +254,7 @@ func TestIdleLinkWithBytesUnread(t *testing.T) {
 	far.fill(unreadSize)
 	end(b)
 	k.mu.Lock()
-	k.idle = idleTicks[k.role] // as many ticks later: with fewer of them it might end before the connection
+	k.idle = idleTicks[k.role] // as if the time had passed; with a shorter time from the start, the link could end before the connection
 	k.mu.Unlock()
 	for range 4 {
 		k.sweep()

@@ -28,7 +28,7 @@ func asUser(id uint32) func(*exec.Cmd) {
 	}
 }
 
-// inNamespaces starts a child in namespaces of its own, where it is root; here it is user.
+// inNamespaces starts a child in new namespaces, in which it is root. Outside it is user.
 func inNamespaces(flags uintptr, user int) func(*exec.Cmd) {
 	return func(c *exec.Cmd) {
 		c.SysProcAttr = &syscall.SysProcAttr{
@@ -40,7 +40,7 @@ func inNamespaces(flags uintptr, user int) func(*exec.Cmd) {
 	}
 }
 
-// runnable copies the test binary to where every user may run it.
+// runnable copies the test binary to a place from which every user may run it.
 func runnable(t *testing.T) func(*exec.Cmd) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -66,16 +66,16 @@ func runnable(t *testing.T) func(*exec.Cmd) {
 	return func(c *exec.Cmd) { c.Path, c.Args[0], c.Dir = dir+"/test", dir+"/test", "/" }
 }
 
-const someone = 1234 // a user
+const someone = 1234 // a user other than the tests'
 
-// Who may dial us.
+// Processes of other users, and in other namespaces, dial this process.
 func TestPeersOfOtherUsersAndNamespacesDial(t *testing.T) {
 	run := runnable(t)
 	for _, tc := range []struct {
 		name     string
 		dialer   func(*exec.Cmd)
-		ours     uint32 // this user as the child sees it
-		wantDial string // what the dialing child says
+		ours     uint32 // this user's id in the child's namespace
+		wantDial string // what the dialing child prints
 	}{
 		{"same user", asThis, 0, "dialed"},
 		{"another user", asUser(someone), 0, "dialed"},
@@ -98,7 +98,7 @@ func TestPeersOfOtherUsersAndNamespacesDial(t *testing.T) {
 	}
 }
 
-// echoUntilItEnds serves a child that dials, which is then killed.
+// echoUntilItEnds serves a child that dials, and that is then killed.
 func echoUntilItEnds(t *testing.T, l *served, c *child) {
 	t.Helper()
 	ep, err := l.accept()
@@ -122,10 +122,10 @@ func echoUntilItEnds(t *testing.T, l *served, c *child) {
 	}
 }
 
-// Whom we may dial.
+// Processes of other users, and in other namespaces, listen, and this process dials them.
 func TestPeersOfOtherUsersAndNamespacesListen(t *testing.T) {
 	run := runnable(t)
-	nobody := session.ReasonNone // one user, where all are known
+	nobody := session.ReasonNone // a user like others, if this namespace knows all users
 	if !knowsAllUsers() {
 		nobody = session.ReasonOwner
 	}
@@ -165,7 +165,7 @@ func TestPeersOfOtherUsersAndNamespacesListen(t *testing.T) {
 	}
 }
 
-// A process of another user that has taken a name gets no packet, and the dial costs no time.
+// A process of another user that has taken a name receives no packet, and costs the dial no time.
 func TestASquatterIsNotTrusted(t *testing.T) {
 	run := runnable(t)
 	leaks(t)
@@ -189,11 +189,11 @@ func TestASquatterIsNotTrusted(t *testing.T) {
 }
 
 func init() {
-	// Listens as root, and goes on as USER.
+	// Listens as root, and then becomes USER.
 	roles["drop"] = func() error {
 		return serveRoleAs(echo, dropPrivileges)
 	}
-	// Connects as root, and goes on as USER.
+	// Connects as root, and then becomes USER.
 	roles["dial-drop"] = func() error {
 		at, err := parsePlace(os.Getenv("PLACE"))
 		if err != nil {
@@ -224,11 +224,11 @@ func init() {
 	}
 }
 
-// dropPrivileges has the process go on as someone.
+// dropPrivileges makes the process continue as another user.
 func dropPrivileges() error { return errors.Join(syscall.Setgid(someone), syscall.Setuid(someone)) }
 
-// A process that has listened as root, and has dropped its privileges, is believed to be the
-// user's that it is now, and not root's.
+// A process that has listened as root, and then dropped its privileges, counts as a process of its
+// present user, not as root's.
 func TestListenerThatHasDroppedItsPrivileges(t *testing.T) {
 	testenv.NeedRoot(t)
 	leaks(t)
@@ -261,7 +261,7 @@ func TestListenerThatHasDroppedItsPrivileges(t *testing.T) {
 	p.Drop()
 }
 
-// So is a dialer.
+// The same for a dialer.
 func TestDialerThatHasDroppedItsPrivileges(t *testing.T) {
 	testenv.NeedRoot(t)
 	leaks(t)
@@ -278,8 +278,8 @@ func TestDialerThatHasDroppedItsPrivileges(t *testing.T) {
 	}
 }
 
-// A process of another user than the one that is looked for may send something to whom it finds
-// connected, before that hangs up: closing that is not up to the dial.
+// A process of another user than the dialer looks for may have passed something to the dialer before it
+// is found out. Closing that may take long, so the dial does not wait for it.
 func TestWhoIsNotLookedForIsHungUpLater(t *testing.T) {
 	testenv.NeedRoot(t)
 	withLimits(t, startLimits)
@@ -290,7 +290,7 @@ func TestWhoIsNotLookedForIsHungUpLater(t *testing.T) {
 	listening := make(chan struct{})
 	go func() {
 		defer close(listening)
-		runtime.LockOSThread() // the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 		unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), someone, ^uintptr(0))
 		u, err = listenUnix(at.name)
 	}()

@@ -20,11 +20,11 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Tests with two processes run this test binary again, with a role.
+// Tests with two processes run this test binary again, in a role.
 const roleVariable = "SAN_SHM_TEST_ROLE"
 
-// roles are what a child process may be. A role talks to its parent by lines
-// on stdout, and ends when stdin does.
+// roles are what a child process can do. A role writes lines for its parent to stdout, and ends when
+// stdin does.
 var roles = map[string]func() error{
 	"echo": echoRole,
 	"dial": dialRole,
@@ -32,7 +32,7 @@ var roles = map[string]func() error{
 
 func TestMain(m *testing.M) {
 	tick = 20 * time.Millisecond
-	idleTicks[1] = 1000 // no test's peer is to be that slow
+	idleTicks[1] = 1000 // so long that no test's peer reaches it
 	role := os.Getenv(roleVariable)
 	if role == "" {
 		os.Exit(m.Run())
@@ -45,14 +45,14 @@ func TestMain(m *testing.M) {
 
 // child is another process.
 type child struct {
-	at    place // of an echo child, once it said so
+	at    place // where an echo child listens, once it has printed that
 	role  string
 	cmd   *exec.Cmd
 	lines *bufio.Reader
 	stdin io.Closer
 }
 
-// spawn starts a child in a role; change may alter how it is started.
+// spawn starts a child in a role. change may change how it is started.
 func spawn(t testing.TB, role string, change func(*exec.Cmd), env ...string) *child {
 	t.Helper()
 	self, err := os.Executable()
@@ -92,8 +92,7 @@ func (c *child) kill() {
 	c.cmd.Wait()
 }
 
-// line reads the next line and gives what follows its first word, which must
-// be what is expected.
+// line reads the next line. Its first word must be the expected one; line returns the rest.
 func (c *child) line(t testing.TB, word string) string {
 	t.Helper()
 	type result struct {
@@ -124,12 +123,12 @@ func untilStdinEnds() { io.Copy(io.Discard, os.Stdin) }
 // echoRole sends every message back.
 func echoRole() error { return serveRole(echo) }
 
-// serveRole listens, says where, and serves each connection.
+// serveRole listens, prints where, and serves each connection.
 func serveRole(serve func(*peer)) error {
 	return serveRoleAs(serve, func() error { return nil })
 }
 
-// serveRoleAs is serveRole of a process that becomes another user's once it listens.
+// serveRoleAs does what serveRole does in a process that becomes another user once it listens.
 func serveRoleAs(serve func(*peer), become func() error) error {
 	port, err := rolePort()
 	if err != nil {
@@ -153,7 +152,7 @@ func serveRoleAs(serve func(*peer), become func() error) error {
 	return nil
 }
 
-// rolePort is PORT, or one that is free.
+// rolePort returns PORT, or a free port if it is not set.
 func rolePort() (port uint16, err error) {
 	if at := os.Getenv("PORT"); at != "" {
 		_, err = fmt.Sscan(at, &port)
@@ -167,7 +166,7 @@ func rolePort() (port uint16, err error) {
 	return uint16(l.Addr().(*net.TCPAddr).Port), nil
 }
 
-// echo drops each message before it answers, so that it has read all if it is killed then.
+// echo drops each message before it answers. So it has read everything if it is killed after the answer.
 func echo(p *peer) {
 	var ev session.Event
 	var msg []byte
@@ -180,7 +179,7 @@ func echo(p *peer) {
 	}
 }
 
-// dialRole dials PLACE and says how that went, then whether an echo came back.
+// dialRole dials PLACE, and prints the result, and then whether an echo came back.
 func dialRole() error {
 	at, err := parsePlace(os.Getenv("PLACE"))
 	if err != nil {
@@ -208,7 +207,7 @@ func dialRole() error {
 	return nil
 }
 
-// placeOf is where a child listens.
+// placeOf returns where a child listens.
 func placeOf(t testing.TB, c *child) place {
 	t.Helper()
 	at, err := parsePlace(c.line(t, "listening"))
@@ -269,7 +268,7 @@ func TestKilledPeerIsEOFAfterItsBytes(t *testing.T) {
 	c := spawn(t, "echo", nil)
 	p := dialChild(t, c, Config{})
 	var ev session.Event
-	if !p.send([]byte("last words")) || !p.poll(&ev) { // it has read them
+	if !p.send([]byte("last words")) || !p.poll(&ev) { // then it has read them
 		t.Fatal(p.Err())
 	}
 	c.cmd.Process.Kill()

@@ -24,7 +24,7 @@ func init() {
 	roles["hold"] = func() error { return serveRole(hold) }
 }
 
-// squat takes a name, and says what the first who comes sends.
+// squat takes a name, and prints what the first process that connects sends.
 func squat() error {
 	u, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: os.Getenv("NAME")})
 	if err != nil {
@@ -42,7 +42,7 @@ func squat() error {
 	return nil
 }
 
-// forkAndEcho is an echo that forks a child which keeps every descriptor, and lives on.
+// forkAndEcho echoes, and forks a child that keeps every descriptor and lives on.
 func forkAndEcho(p *peer) {
 	keep := keepDescriptors()
 	sleep := exec.Command("sleep", "60")
@@ -55,7 +55,7 @@ func forkAndEcho(p *peer) {
 	echo(p)
 }
 
-// becomeAnother is an echo that becomes another program.
+// becomeAnother echoes, and then executes another program.
 func becomeAnother(p *peer) {
 	var ev session.Event
 	p.poll(&ev)
@@ -65,7 +65,7 @@ func becomeAnother(p *peer) {
 	syscall.Exec("/bin/sleep", []string{"sleep", "60"}, nil)
 }
 
-// flood sends to whoever connects.
+// flood sends to each process that connects.
 func flood(p *peer) {
 	receiver := make(chan struct{})
 	defer func() { <-receiver }()
@@ -88,7 +88,7 @@ func flood(p *peer) {
 	}
 }
 
-// hold accepts and holds, with few descriptors to spare.
+// hold accepts connections and keeps them, with few descriptors to spare.
 func hold(p *peer) {
 	var ev session.Event
 	for p.poll2(&ev) {
@@ -110,7 +110,7 @@ func keepDescriptors() (files []*os.File) {
 	return files
 }
 
-// poll2 waits without the bound of patience.
+// poll2 is poll without the bound of patience.
 func (p *peer) poll2(ev *session.Event) bool {
 	for {
 		p.Arm(session.RecvReady)

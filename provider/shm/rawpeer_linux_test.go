@@ -15,7 +15,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A rawPeer is a peer that the test plays by hand, at a listener's name.
+// A rawPeer is a peer that the test plays message by message, at a listener's name.
 type rawPeer struct {
 	t    *testing.T
 	conn *net.UnixConn
@@ -43,8 +43,8 @@ func (s *rawPeer) send(b []byte, fds ...int) {
 	}
 }
 
-// awaitHangUp waits for the listener to close the socket, and returns the last
-// message that it sent before, if any.
+// awaitHangUp waits until the listener closes the socket, and returns the last message that it sent
+// before, if any.
 func (s *rawPeer) awaitHangUp() (last message) {
 	s.t.Helper()
 	for {
@@ -61,7 +61,7 @@ func (s *rawPeer) awaitHangUp() (last message) {
 	}
 }
 
-// handshake makes the link, as a peer does that keeps to the protocol.
+// handshake makes the link, as a peer does that follows the protocol.
 func (s *rawPeer) handshake() {
 	s.t.Helper()
 	s.send(linkRequest(version, firstSlots), halfToPass(s.t), doorbellEnd(s.t))
@@ -73,7 +73,7 @@ func (s *rawPeer) handshake() {
 	}
 }
 
-// halfToPass returns the descriptor of half a first segment, which nobody has mapped.
+// halfToPass returns the descriptor of half a first segment that nobody has mapped.
 func halfToPass(t *testing.T) int {
 	t.Helper()
 	m, fd, err := newHalf(firstSlots, ownAccount(), false)
@@ -85,7 +85,7 @@ func halfToPass(t *testing.T) int {
 	return fd
 }
 
-// linkRequest is the message that asks for a link.
+// linkRequest returns the message that requests a link.
 func linkRequest(version, slots uint32) []byte {
 	return (&message{kind: msgLink, version: version, number: slots}).encode()
 }
@@ -109,10 +109,10 @@ func servesOthers(t *testing.T, l *served) {
 	end(a)
 }
 
-// connectTo returns the message that asks for a connection in a slot.
+// connectTo returns the message that requests a connection in a slot.
 func connectTo(slot uint32) []byte { return (&message{kind: msgConnect, number: slot}).encode() }
 
-// connect asks for a connection and returns the listener's end.
+// connect requests a connection, and returns the listener's end.
 func (s *rawPeer) connect(l *served, slot uint32) session.Endpoint {
 	s.t.Helper()
 	s.send(connectTo(slot))
@@ -123,7 +123,7 @@ func (s *rawPeer) connect(l *served, slot uint32) session.Endpoint {
 	return b
 }
 
-// serveName takes a name of a port and calls serve for each process that connects.
+// serveName takes a name of a port, and calls serve for each process that connects.
 func serveName(t *testing.T, serve func(*net.UnixConn)) place {
 	t.Helper()
 	port := freePort(t)
@@ -148,8 +148,8 @@ func serveName(t *testing.T, serve func(*net.UnixConn)) place {
 	return place{port, name, uint32(os.Geteuid())}
 }
 
-// sendEmpty sends a message without a byte, but with descriptors. Go's and x/sys's calls
-// would add a byte.
+// sendEmpty sends a message without a byte, but with descriptors. The calls of Go and x/sys would add a
+// byte.
 func (s *rawPeer) sendEmpty(fds ...int) {
 	s.t.Helper()
 	oob := unix.UnixRights(fds...)
@@ -170,8 +170,8 @@ func (s *rawPeer) sendEmpty(fds ...int) {
 // mostPassed is how many descriptors a message can have in Linux (SCM_MAX_FD).
 const mostPassed = 253
 
-// A message without a byte ends the link, and the descriptors that it brings are closed:
-// ahead of the handshake, behind it, and at the dialing end.
+// A message without a byte ends the link, and the descriptors that come with it are closed: before the
+// handshake, after it, and at the dialing end.
 func TestDescriptorsOfAnEmptyMessage(t *testing.T) {
 	fds := make([]int, mostPassed)
 	for i := range fds {

@@ -9,11 +9,11 @@ import (
 	"github.com/sanconn/san/provider/shm/internal/ring"
 )
 
-// stepped is a reclaimer each of whose passes waits for the test.
+// stepped is a reclaimer whose passes each wait for the test.
 type stepped struct {
 	reclaimer
 	passes chan struct{}
-	again  chan bool // whether the pass has left something to do
+	again  chan bool // whether the pass leaves something to do
 }
 
 func newStepped() *stepped {
@@ -22,7 +22,7 @@ func newStepped() *stepped {
 	return r
 }
 
-// wantPass lets a pass go by.
+// wantPass lets the reclaimer make a pass.
 func (r *stepped) wantPass(t *testing.T, again bool) {
 	t.Helper()
 	select {
@@ -33,7 +33,7 @@ func (r *stepped) wantPass(t *testing.T, again bool) {
 	}
 }
 
-// wantRest waits until no pass is to come.
+// wantRest waits until no further pass is due.
 func (r *stepped) wantRest(t *testing.T) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; runtime.Gosched() {
@@ -52,8 +52,8 @@ func (r *stepped) wantRest(t *testing.T) {
 	}
 }
 
-// Passes go on while there is something to give back, end when there is not, and begin
-// again when somebody wakes the reclaimer, also during a pass.
+// Passes go on while there is memory to return, and end when there is none. They begin again when the
+// reclaimer is woken, also during a pass.
 func TestReclaimerRunsWhileThereIsSomethingToDo(t *testing.T) {
 	r := newStepped()
 	r.schedule()
@@ -64,13 +64,13 @@ func TestReclaimerRunsWhileThereIsSomethingToDo(t *testing.T) {
 	r.wantRest(t)
 	r.schedule()
 	<-r.passes
-	r.schedule() // meanwhile
+	r.schedule() // during the pass
 	r.again <- false
 	r.wantPass(t, false)
 	r.wantRest(t)
 }
 
-// stop waits for the pass under way, and there is none after it.
+// stop waits for a pass that is running, and none follows it.
 func TestReclaimerStopsBehindItsPass(t *testing.T) {
 	r := newStepped()
 	r.schedule()
@@ -99,7 +99,7 @@ func TestReclaimerStopsBehindItsPass(t *testing.T) {
 	}
 }
 
-// Pages stay for some ticks, and then go, unless a connection takes them or they cannot be
+// Pages stay for some ticks. Then they are returned, unless a connection takes them or they cannot be
 // freed.
 func TestCachedPages(t *testing.T) {
 	const n = 2 * ring.Start
@@ -127,7 +127,7 @@ func TestCachedPages(t *testing.T) {
 	}
 }
 
-// get waits for a reclaim at work.
+// get waits while a reclaim is running.
 func TestTakingPagesThatAreBeingGivenBack(t *testing.T) {
 	var p cachedPages
 	taken := make(chan uint64, 1)
@@ -135,7 +135,7 @@ func TestTakingPagesThatAreBeingGivenBack(t *testing.T) {
 	p.ticks = 1
 	p.reclaim(func(uint64) bool {
 		go func() { taken <- p.get() }()
-		for range 100_000 { // long enough for one that does not wait
+		for range 100_000 { // long enough to notice if it does not wait
 			runtime.Gosched()
 		}
 		if len(taken) > 0 {

@@ -34,7 +34,7 @@ func fullRing(t *testing.T) (a, b *peer, unread int) {
 
 const unreadSize = 4096
 
-// wantPattern polls for message i, of size bytes.
+// wantPattern polls for message i, which has size bytes.
 func wantPattern(t *testing.T, b *peer, size, i int) {
 	t.Helper()
 	want := make([]byte, size)
@@ -54,8 +54,8 @@ func readPatterns(t *testing.T, b *peer, size, n int) {
 	}
 }
 
-// What nobody reads takes the ring to its full size, and control passes it: also when it
-// has to wait for what was kept.
+// Unread messages make the ring grow to its full size, and control messages still get through: also if a
+// control message has to wait for messages that were kept.
 func TestRingGrowsWhileNobodyReads(t *testing.T) {
 	a, b, unread := fullRing(t)
 	if n := unread * unreadSize; n < 9<<20/10 {
@@ -114,9 +114,9 @@ func TestRingShrinksWhenIdle(t *testing.T) {
 	}
 }
 
-// What rings have grown to is not touched while the link lives if the name is in a directory: the
-// peer may be in another container, and could hold up who gives it back. Meanwhile each slot that
-// was used counts as a connection.
+// If the name is in a directory, memory to which rings have grown is not returned while the link lives:
+// the peer may be in another container, and could block the process that returns it. Instead each slot
+// that was used counts as a connection.
 func TestRingsOfADirectoryStayAsTheyAre(t *testing.T) {
 	leaks(t)
 	cfg := Config{Dir: t.TempDir()}
@@ -133,13 +133,13 @@ func TestRingsOfADirectoryStayAsTheyAre(t *testing.T) {
 		return a, b
 	}
 	before := held.connections.Used()
-	first, firstHere := meet() // keeps the link
+	first, firstHere := meet() // keep the link
 	both := []*link{first.(*endpoint).link, firstHere.(*endpoint).link}
-	defer withoutReclaimer(both...)() // this test is it
+	defer withoutReclaimer(both...)() // this test takes the reclaimer's place
 	x, y := meet()
 	z, w := meet()
 	const grown = 1 << 20
-	a, b := newPeer(y), newPeer(x) // from the accepting end
+	a, b := newPeer(y), newPeer(x) // what the accepting end sends
 	n := 0
 	for msg := make([]byte, unreadSize); y.(*endpoint).out.Pages() < grown; n++ {
 		pattern(msg, uint64(n))
@@ -148,7 +148,7 @@ func TestRingsOfADirectoryStayAsTheyAre(t *testing.T) {
 		}
 	}
 	readPatterns(t, b, unreadSize, n)
-	b.Poll(new(session.Event)) // says how far it has come
+	b.Poll(new(session.Event)) // reports how far it has read
 	pass := func(when string) {
 		t.Helper()
 		for range cacheTicks + 1 {
@@ -175,8 +175,7 @@ func TestRingsOfADirectoryStayAsTheyAre(t *testing.T) {
 	}
 }
 
-// useSlot has a connection's ring take n messages, and returns its slot when that is free
-// again.
+// useSlot lets a connection's ring take n messages, and returns its slot when that is free again.
 func useSlot(t *testing.T, l *served, n int) *slot {
 	t.Helper()
 	x, y := meet(t, l)
@@ -201,7 +200,7 @@ func awaitFree(t *testing.T, k *link, s *slot) {
 	testenv.Eventually(t, patience, func() error {
 		k.slots.mu.Lock()
 		defer k.slots.mu.Unlock()
-		k.slots.reapLocked(len(k.slots.leaving)) // as a dial does that finds none free
+		k.slots.reapLocked(len(k.slots.leaving)) // as a dial does if no slot is free
 		if !slices.Contains(k.slots.free, s) {
 			return errors.New("the slot is not free")
 		}
@@ -209,15 +208,16 @@ func awaitFree(t *testing.T, k *link, s *slot) {
 	})
 }
 
-// Pages that a connection has faulted in serve the next one, and go if there is none.
+// Pages that one connection has touched are used by the next one on the slot. If there is none, they are
+// returned.
 func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
-	first, firstHere := meet(t, l) // keeps the link
+	first, firstHere := meet(t, l) // keep the link
 	defer end(first)
 	defer end(firstHere)
 	k := first.(*endpoint).link
-	defer withoutReclaimer(k)() // this test is it
+	defer withoutReclaimer(k)() // this test takes the reclaimer's place
 	const many = 1 << 20 / session.MaxControl
 	warm := useSlot(t, l, many)
 	grown := resident(t, warm.own.ring)
@@ -225,7 +225,7 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 		t.Fatalf("%d bytes after a MiB", grown)
 	}
 	reclaimSlots(k)
-	if useSlot(t, l, 1) != warm { // keeps them warm, though its own ring has not grown
+	if useSlot(t, l, 1) != warm { // keeps the pages warm, although its own ring has not grown
 		t.Fatal("another slot was taken")
 	}
 	for range cacheTicks - 1 {
@@ -239,24 +239,24 @@ func TestFreeSlotStaysWarmAndCools(t *testing.T) {
 	if reclaimSlots(k) {
 		t.Error("the reclaimer has to come again")
 	}
-	if n := resident(t, warm.own.ring); n > os.Getpagesize() { // a slice of an array touches it
+	if n := resident(t, warm.own.ring); n > os.Getpagesize() { // to slice the array reads its first page
 		t.Errorf("%d bytes are left for nobody", n)
 	}
 	k.slots.mu.Lock()
 	k.slots.free = []*slot{warm}
 	k.slots.mu.Unlock()
-	if useSlot(t, l, many) != warm { // as good as new
+	if useSlot(t, l, many) != warm { // as if the pages were new
 		t.Fatal("another slot was taken")
 	}
 }
 
-// The pages that a connection inherits with a warm slot count in the budget while it has
-// them. They go when it idles, or at once if the budget is exceeded.
+// The pages that a connection inherits with a warm slot are charged to the budget while it has them.
+// They are returned when it idles, or at once if the budget is exceeded.
 func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 	leaks(t)
 	for _, room := range []bool{true, false} {
 		l := listen(t, Config{})
-		first, firstHere := meet(t, l) // keeps the link
+		first, firstHere := meet(t, l) // keep the link
 		k := first.(*endpoint).link
 		x, y := meet(t, l)
 		a, b := newPeer(x), newPeer(y)
@@ -270,10 +270,10 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 		awaitFree(t, k, place)
 		resume := withoutReclaimer(k, firstHere.(*endpoint).link)
 		others := uint64(ring.Start)
-		for !room && k.slots.memory.Take(4*ring.Sure, true) { // as by other rings, beyond what there is
+		for !room && k.slots.memory.Take(4*ring.Sure, true) { // as other rings would, until more is taken than there is
 			others += 4 * ring.Sure
 		}
-		if !room { // but what the connection needs
+		if !room { // except what the connection needs
 			others -= 4 * ring.Sure
 			k.slots.memory.Return(4*ring.Sure + ring.Start)
 		}
@@ -307,14 +307,14 @@ func TestIdleConnectionOnAWarmSlotCools(t *testing.T) {
 	}
 }
 
-// The ring of a connection that the peer has not taken yet is not empty, though the slot's last one
-// was read up to the same place, and what the peer has said of that is still there.
+// The ring of a connection that the peer has not taken yet is not empty, although the last connection on
+// the slot was read up to the same position, and the peer's report of that position is still there.
 func TestRingThatNobodyHasTakenIsNotIdle(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
-	first, firstHere := meet(t, l) // keeps the link
+	first, firstHere := meet(t, l) // keep the link
 	k := first.(*endpoint).link
-	defer withoutReclaimer(k, firstHere.(*endpoint).link)() // this test is it
+	defer withoutReclaimer(k, firstHere.(*endpoint).link)() // this test takes the reclaimer's place
 	const many = 1 << 20 / session.MaxControl
 	x, y := meet(t, l)
 	warm := x.(*endpoint).slot
@@ -330,7 +330,7 @@ func TestRingThatNobodyHasTakenIsNotIdle(t *testing.T) {
 	read := func(ep session.Endpoint) *peer {
 		p := newPeer(ep)
 		readPatterns(t, p, len(msg), many)
-		p.Poll(new(session.Event)) // says how far it has come
+		p.Poll(new(session.Event)) // reports how far it has read
 		return p
 	}
 	end(write(x))
@@ -340,7 +340,7 @@ func TestRingThatNobodyHasTakenIsNotIdle(t *testing.T) {
 	k.slots.free = []*slot{warm, k.slots.free[0]}
 	k.slots.mu.Unlock()
 
-	l.mu.Lock() // the accepting end gets no further than to the next connection
+	l.mu.Lock() // keeps the accepting end from taking the connection
 	between, err := Dial(t.Context(), l.at.port, l.at.name, l.at.user, Config{timeout: patience})
 	if err == nil {
 		x, err = Dial(t.Context(), l.at.port, l.at.name, l.at.user, Config{timeout: patience})
@@ -369,15 +369,15 @@ func TestRingThatNobodyHasTakenIsNotIdle(t *testing.T) {
 	}
 }
 
-// What an ended connection left in its ring counts in the budget of the process that wrote
-// it, at either end, exactly as long as the peer may read it.
+// What an ended connection has left in its ring is charged to the budget of the process that wrote it,
+// at either end, exactly as long as the peer may read it.
 func TestUnreadRingCountsInTheBudget(t *testing.T) {
 	leaks(t)
 	for _, dialer := range []bool{true, false} {
 		for _, peer := range []string{"reads", "aborts", "dies"} {
 			t.Run(fmt.Sprintf("dialer=%v,%s", dialer, peer), func(t *testing.T) {
 				l := listen(t, Config{})
-				first, firstHere := meet(t, l) // keeps the link
+				first, firstHere := meet(t, l) // keep the link
 				defer end(first)
 				defer end(firstHere)
 				x, y := meet(t, l)
@@ -387,7 +387,7 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 				a, b := newPeer(x), newPeer(y)
 				defer end(b)
 				e := x.(*endpoint)
-				defer withoutReclaimer(e.link)() // this test is it
+				defer withoutReclaimer(e.link)() // this test takes the reclaimer's place
 				msg, n := make([]byte, unreadSize), 0
 				for ; e.out.Pages() < 1<<20; n++ {
 					pattern(msg, uint64(n))
@@ -412,14 +412,14 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 				case "dies":
 					e.link.die(errPeerGone)
 				}
-				b.Poll(new(session.Event)) // says how far it has come
+				b.Poll(new(session.Event)) // reports how far it has read
 				if reclaimSlots(e.link) {
 					t.Error("the reclaimer has to come again")
 				}
 				if used := budget().Used(); used != 0 {
 					t.Errorf("%d bytes of the budget are taken by what nobody will read", used)
 				}
-				if n := resident(t, e.slot.own.ring); n > os.Getpagesize() { // a slice of an array touches it
+				if n := resident(t, e.slot.own.ring); n > os.Getpagesize() { // to slice the array reads its first page
 					t.Errorf("%d bytes are left for nobody", n)
 				}
 			})
@@ -427,19 +427,19 @@ func TestUnreadRingCountsInTheBudget(t *testing.T) {
 	}
 }
 
-// A connection on a slot whose pages the reclaimer is giving back begins when that is done;
-// one that is refused leaves them as they were.
+// A connection on a slot whose pages the reclaimer is returning begins when that is done. A connection
+// that is refused leaves the pages as they were.
 func TestConnectionMeetsTheReclaimerOnItsSlot(t *testing.T) {
 	leaks(t)
 	limits := startLimits
-	limits.connections = 4 // of which one user gets two
+	limits.connections = 4 // one user gets two of them
 	withLimits(t, limits)
 	l := listen(t, Config{})
-	first, firstHere := meet(t, l) // keeps the link
+	first, firstHere := meet(t, l) // keep the link
 	defer end(first)
 	defer end(firstHere)
 	k := firstHere.(*endpoint).link
-	defer withoutReclaimer(k, first.(*endpoint).link)() // this test is it
+	defer withoutReclaimer(k, first.(*endpoint).link)() // this test takes the reclaimer's place
 	const left = 1 << 20
 	next := (k.slots.list())[first.(*endpoint).slot.number+1:][:2]
 	for _, s := range next {
@@ -456,7 +456,7 @@ func TestConnectionMeetsTheReclaimerOnItsSlot(t *testing.T) {
 		ep, err := dial(l.at, Config{})
 		dialed <- result{ep, err}
 	}()
-	for range 200_000 { // some ten milliseconds: long enough for one that does not wait
+	for range 200_000 { // some ten milliseconds: long enough to notice if it does not wait
 		runtime.Gosched()
 	}
 	next[0].pages.mu.Unlock()
@@ -483,18 +483,19 @@ func TestConnectionMeetsTheReclaimerOnItsSlot(t *testing.T) {
 	}
 }
 
-// The reclaimer wakes a sender that may have found it at the ring: nobody else would.
+// A sender may have found the reclaimer at its ring, and no room. The reclaimer wakes it, because nobody
+// else would.
 func TestSenderThatFoundTheReclaimerIsWoken(t *testing.T) {
 	a, b := pair(t, Config{ringMax: 1 << 20})
 	e := a.Endpoint.(*endpoint)
-	defer withoutReclaimer(e.link)() // this test is it
+	defer withoutReclaimer(e.link)() // this test takes the reclaimer's place
 	for e.out.Pages() == ring.Start {
 		a.send(make([]byte, 4096))
 	}
 	for ev := new(session.Event); b.Poll(ev); {
 		b.Drop()
 	}
-	for range 2 { // it has to find the ring as it was
+	for range 2 { // the ring must not have changed since the last pass
 		e.shrink()
 	}
 	if e.out.Pages() != ring.Start {
@@ -505,7 +506,7 @@ func TestSenderThatFoundTheReclaimerIsWoken(t *testing.T) {
 	}
 }
 
-// reclaimSlots is what the reclaimer does for the slots of a link.
+// reclaimSlots does what the reclaimer does for the slots of a link.
 func reclaimSlots(k *link) (again bool) {
 	k.mu.Lock()
 	reader := k.reader
@@ -513,7 +514,7 @@ func reclaimSlots(k *link) (again bool) {
 	return k.slots.reclaim(reader)
 }
 
-// withoutReclaimer keeps the reclaimer from the links until resume is called.
+// withoutReclaimer keeps the reclaimer away from the links until resume is called.
 func withoutReclaimer(links ...*link) (resume func()) {
 	for _, k := range links {
 		k.reclaim.sweeping.Lock()
@@ -526,7 +527,7 @@ func withoutReclaimer(links ...*link) (resume func()) {
 	}
 }
 
-// resident is how much of a mapping there is memory for.
+// resident returns how many bytes of a mapping have memory.
 func resident(t *testing.T, b []byte) (n int) {
 	t.Helper()
 	pages := make([]byte, len(b)/os.Getpagesize())
@@ -539,15 +540,15 @@ func resident(t *testing.T, b []byte) (n int) {
 	return n
 }
 
-// A connection that could hold no more than ring.Start, as others of the peer's user have so much
-// unread, is not made, at either end; behind that others are.
+// If other connections of the peer's user have so much unread that a new one could not even have a ring
+// of ring.Start, it is not made, at either end. Later ones are made.
 func TestNoConnectionWithoutMemory(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
-	first, firstHere := meet(t, l) // keeps the link
+	first, firstHere := meet(t, l) // keep the link
 	defer end(first)
 	defer end(firstHere)
-	memory := first.(*endpoint).link.slots.memory // of both ends: one process, and one user
+	memory := first.(*endpoint).link.slots.memory // of both ends: they are in one process, and of one user
 	taken := uint64(ring.Start)
 	for memory.HasSure() && memory.Take(ring.Sure-ring.Start, true) {
 		taken += ring.Sure - ring.Start
@@ -571,11 +572,11 @@ func TestNoConnectionWithoutMemory(t *testing.T) {
 		t.Errorf("%d slots are %d behind dials in vain", slots, n)
 	}
 
-	// An acceptor that has none, of which the dialer cannot know.
+	// The acceptor has no memory, which the dialer cannot know.
 	k := first.(*endpoint).link
 	defer withoutReclaimer(k, firstHere.(*endpoint).link)()
 	k.slots.memory = ring.NewBudget(1 << 30).Of(quota.Own)
-	_, err := dial(l.at, Config{}) // waits for the answer
+	_, err := dial(l.at, Config{}) // it waits for the answer
 	refused(err)
 	k.slots.memory = memory
 	memory.Return(taken)

@@ -35,8 +35,8 @@ func memfd(t *testing.T, size int64, seals, flags int) int {
 	return fd
 }
 
-// If a 32-bit process has no addresses for a segment of a 64-bit peer, the peer has broken no
-// rule, and existing connections go on. (Only with 32 bits does this test it: .ci/run cross.)
+// If a 32-bit process has no addresses for a segment of a 64-bit peer, that is no breach by the peer,
+// and existing connections go on. (Only 32-bit builds test this: .ci/run cross.)
 func TestSegmentBeyondTheAddresses(t *testing.T) {
 	m, err := mapHalf(memfd(t, halfSize(mostSlots), halfSeals, 0), mostSlots, accountOf(1), false)
 	m.unmap()
@@ -108,7 +108,7 @@ func TestSegmentsThatCouldHurtAreRefused(t *testing.T) {
 	}
 }
 
-// Mappings are bounded in bytes and in number, and one that fails is not counted.
+// Mappings are bounded in bytes and in number. A mapping that fails is not counted.
 func TestMappingsAreBounded(t *testing.T) {
 	right := memfd(t, halfSize(firstSlots), halfSeals, 0)
 	size := halfSize(firstSlots)
@@ -144,7 +144,7 @@ func TestMappingsAreBounded(t *testing.T) {
 	}
 }
 
-// Pages of huge pages are another file system's, and refused for it, whatever their size.
+// A memfd of huge pages belongs to another file system, and is refused for that, whatever its size.
 func TestHugePagesAreRefused(t *testing.T) {
 	fd := memfd(t, 2<<20, halfSeals, unix.MFD_HUGETLB)
 	if err := checkHalf(fd, firstSlots, halfSeals); !errors.Is(err, errSegment) || !strings.Contains(err.Error(), "file system") {
@@ -152,8 +152,8 @@ func TestHugePagesAreRefused(t *testing.T) {
 	}
 }
 
-// A segment has memory where it is touched, in a process that locks all of its memory, too; and
-// neither a core dump nor huge pages nor a child give it more.
+// A segment has memory only where it was touched, even in a process that locks all of its memory.
+// Neither a core dump nor huge pages nor a child give it more.
 func TestSegmentsStaySparse(t *testing.T) {
 	testenv.NeedRoot(t)
 	c := spawn(t, "locked", nil)
@@ -175,7 +175,7 @@ func TestSegmentsStaySparse(t *testing.T) {
 	}
 }
 
-// What a process locks once it is mapped can be given back all the same.
+// Pages that a process has locked after they were mapped can still be returned.
 func TestLockedRingIsGivenBack(t *testing.T) {
 	testenv.NeedRoot(t)
 	c := spawn(t, "locked later", nil)
@@ -189,7 +189,7 @@ func TestLockedRingIsGivenBack(t *testing.T) {
 }
 
 func init() {
-	// Gives a ring back that is locked, and says what the segment takes before and after.
+	// Returns the memory of a locked ring, and prints the segment's memory before and after.
 	roles["locked later"] = func() error {
 		m, fd, err := newHalf(firstSlots, ownAccount(), false)
 		if err != nil {
@@ -212,7 +212,7 @@ func init() {
 		fmt.Printf("bytes %d %d\n", before.Blocks*512, after.Blocks*512)
 		return nil
 	}
-	// Maps a segment, and says what of it there is.
+	// Maps a segment, and prints how much memory it has.
 	roles["locked"] = func() error {
 		if err := unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE); err != nil {
 			return err

@@ -11,11 +11,11 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// table returns a slot table with one segment, as the dialing end has it.
+// table returns a slot table with one segment, as a dialing end has it.
 func table(t *testing.T) *slotTable {
 	t.Helper()
 	var m segment
-	for _, half := range []*mapping{&m.own, &m.peers} { // both written by the test
+	for _, half := range []*mapping{&m.own, &m.peers} { // the test writes both
 		var fd int
 		var err error
 		if *half, fd, err = newHalf(firstSlots, ownAccount(), false); err != nil {
@@ -31,14 +31,14 @@ func table(t *testing.T) *slotTable {
 	return slots
 }
 
-// connected takes a slot as for a connection that the peer has accepted.
+// connected allocates a slot, as for a connection that the peer has accepted.
 func (t *slotTable) connected() *slot {
 	s := t.allocate()
 	s.begin(true)
 	return s
 }
 
-// begin begins a connection on a slot as the dialing end does, and, if it takes it, the other.
+// begin begins a connection on a slot as the dialing end does and, if taken, as the accepting end does.
 func (s *slot) begin(taken bool) {
 	s.turn.Store((s.turn.Load() + turnUnit) & turnMask)
 	s.asked = true
@@ -50,11 +50,10 @@ func (s *slot) begin(taken bool) {
 	}
 }
 
-// end is a state of the connection that a slot is at.
+// end returns a state of the connection that the slot now has.
 func (s *slot) end(state uint32) uint32 { return s.turn.Load() | state }
 
-// A slot is free again once both sides have retired from it, in whichever order, and no
-// earlier.
+// A slot is free again once both ends have retired from it, in either order, and not earlier.
 func TestSlotIsFreeOnceBothSidesHaveRetired(t *testing.T) {
 	for name, peerFirst := range map[string]bool{"the peer first": true, "the peer last": false} {
 		t.Run(name, func(t *testing.T) {
@@ -90,8 +89,8 @@ func TestSlotIsFreeOnceBothSidesHaveRetired(t *testing.T) {
 	}
 }
 
-// A slot whose connect was abandoned is free when the peer has taken it and retired, or refused
-// it. What the peer has left there of the connection before does not count.
+// A slot whose connect was abandoned is free when the peer has taken it and retired, or has refused it.
+// What the peer has left there from the connection before does not count.
 func TestSlotOfAnAbandonedConnect(t *testing.T) {
 	for _, refused := range []bool{false, true} {
 		for _, late := range []bool{false, true} {
@@ -144,7 +143,7 @@ func TestSlotOfAnAbandonedConnect(t *testing.T) {
 	}
 }
 
-// When none is free, allocate looks for slots that the peer has retired from meanwhile.
+// If no slot is free, allocate looks for slots from which the peer has retired in the meantime.
 func TestTakeReapsWhatThePeerIsDoneWith(t *testing.T) {
 	slots := table(t)
 	var all []*slot
@@ -192,13 +191,13 @@ func TestSlotBehindARefusal(t *testing.T) {
 	}
 }
 
-// Connections of a slot go on where the count of its turns wraps.
+// Connections still work when the count of a slot's turns wraps.
 func TestTurnsWrap(t *testing.T) {
 	l := listen(t, Config{})
-	a, b := meet(t, l) // the link lives as long as they do
+	a, b := meet(t, l) // keep the link
 	defer end(a)
 	defer end(b)
-	const before = 2 // connections of each slot
+	const before = 2 // connections of each slot before the count wraps
 	for _, s := range a.(*endpoint).link.slots.list() {
 		if s != a.(*endpoint).slot {
 			s.turn.Store(turnMask - before*turnUnit)

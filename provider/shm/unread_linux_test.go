@@ -16,7 +16,7 @@ import (
 const stepsVariable = "SAN_SHM_TEST_STEPS"
 
 func init() {
-	// Handles messages as it is told, by a letter each: d(rop), k(eep), r(elease).
+	// Handles messages as its input tells, by one letter each: d(rop), k(eep), r(elease).
 	roles["step"] = func() error {
 		return serveRole(func(p *peer) {
 			var ev session.Event
@@ -52,8 +52,8 @@ func init() {
 	}
 }
 
-// A process that dies with data in the ring resets the connection, as TCP does. Control
-// is not data, and how far the head lags does not matter.
+// If a process dies with data unread in the ring, its peer finds a reset, as with TCP. Control messages
+// do not count as data, and it does not matter how far the published head lags.
 func TestProcessThatDiesBeforeItHasReadAll(t *testing.T) {
 	leaks(t)
 	for _, tc := range []struct {
@@ -97,7 +97,7 @@ func TestProcessThatDiesBeforeItHasReadAll(t *testing.T) {
 	}
 }
 
-// What a peer has yet to read stays while the link ends, as nobody here uses it any more.
+// What a peer has still to read stays while a link ends that nobody here uses any more.
 func TestUnreadStaysWhileAnUnusedLinkEnds(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})
@@ -111,7 +111,7 @@ func TestUnreadStaysWhileAnUnusedLinkEnds(t *testing.T) {
 	k.lifetime.dismantle = func() { <-ending; dismantle() }
 	k.mu.Unlock()
 	defer close(ending)
-	defer withoutReclaimer(k)() // this test is it
+	defer withoutReclaimer(k)() // this test takes the reclaimer's place
 	const n = 20
 	msg := make([]byte, 4096)
 	for i := range n {

@@ -11,8 +11,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// testWaiters is a doorbell whose news go to channels, one for each slot, as a session's waker
-// has them go.
+// testWaiters is a doorbell whose news go to channels, one for each slot, as they go to a session's
+// waker.
 type testWaiters struct {
 	waiters
 	ring   func(slot int)
@@ -39,7 +39,7 @@ func newWaiters(t *testing.T, slots int) *testWaiters {
 	return a
 }
 
-// sleepOnce sleeps in the background; the channel is closed at its end.
+// sleepOnce sleeps in the background. The channel is closed when it is woken.
 func (a *testWaiters) sleepOnce(slot int) (woken chan struct{}) {
 	woken = make(chan struct{})
 	go func() {
@@ -49,7 +49,7 @@ func (a *testWaiters) sleepOnce(slot int) (woken chan struct{}) {
 	return woken
 }
 
-// until waits for something that the waiters is about to do, which no event announces.
+// until waits for something that the waiters are about to do, and that no event reports.
 func (a *testWaiters) until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {
@@ -71,7 +71,7 @@ func expectWoken(t *testing.T, woken chan struct{}) {
 	}
 }
 
-// leadAlone has the only sleeper of a doorbell take the place of the dispatcher.
+// leadAlone makes the only sleeper of a doorbell take the dispatcher's place.
 func leadAlone(t *testing.T, a *testWaiters, slot int) (woken chan struct{}) {
 	t.Helper()
 	first := a.sleepOnce(slot)
@@ -84,18 +84,18 @@ func leadAlone(t *testing.T, a *testWaiters, slot int) (woken chan struct{}) {
 	return woken
 }
 
-// Behind the first time, who sleeps alone waits at the doorbell by itself.
+// After the first time, the only sleeper waits at the doorbell itself.
 func TestLoneSleeperWaitsAtTheDoorbell(t *testing.T) {
 	a := newWaiters(t, 1)
 	for range 20 {
 		woken := leadAlone(t, a, 0)
 		a.ring(0)
 		expectWoken(t, woken)
-		a.Rest() // the dispatcher again
+		a.Rest() // the dispatcher waits again
 	}
 }
 
-// A token that does not come of a ring wakes the leader too.
+// A token that does not come from a ring also wakes the leader.
 func TestRouseWakesTheLeader(t *testing.T) {
 	a := newWaiters(t, 1)
 	for range 20 {
@@ -106,7 +106,7 @@ func TestRouseWakesTheLeader(t *testing.T) {
 	}
 }
 
-// A leader that leaves has the dispatcher wait for those that sleep on.
+// When a leader leaves, the dispatcher waits for those that still sleep.
 func TestLeaderLeavesSleepersToTheDispatcher(t *testing.T) {
 	a := newWaiters(t, 2)
 	leader := leadAlone(t, a, 0)
@@ -118,7 +118,7 @@ func TestLeaderLeavesSleepersToTheDispatcher(t *testing.T) {
 	expectWoken(t, other)
 }
 
-// A leader hands on what is for others.
+// A leader passes on news for others.
 func TestLeaderWakesOthers(t *testing.T) {
 	a := newWaiters(t, 2)
 	leader := leadAlone(t, a, 0)
@@ -130,7 +130,7 @@ func TestLeaderWakesOthers(t *testing.T) {
 	expectWoken(t, leader)
 }
 
-// Behind a rest, news are delivered though nobody sleeps.
+// After Rest, news are delivered although nobody sleeps.
 func TestRestHasTheDispatcherWait(t *testing.T) {
 	a := newWaiters(t, 2)
 	woken := leadAlone(t, a, 0)
@@ -142,7 +142,7 @@ func TestRestHasTheDispatcherWait(t *testing.T) {
 	expectWoken(t, a.wakes[1])
 }
 
-// A rest while the dispatcher is about to leave, as it has woken a sleeper, keeps it.
+// The dispatcher is about to stop waiting, because it has woken a sleeper. Rest makes it go on.
 func TestRestKeepsTheDispatcher(t *testing.T) {
 	var a waiters
 	a.led, a.roused = true, true
@@ -152,7 +152,7 @@ func TestRestKeepsTheDispatcher(t *testing.T) {
 	}
 }
 
-// However rings, tokens, sleeps and rests meet, nobody sleeps on.
+// However rings, tokens, sleeps and rests interleave, nobody sleeps for ever.
 func TestNoSleeperIsForgotten(t *testing.T) {
 	const slots, rounds = 4, 3000
 	a := newWaiters(t, slots)

@@ -14,8 +14,8 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// The partition of an interface is looked for in the port's table, and full members are
-// preferred to limited ones.
+// The partition of an interface is looked up in the port's table of keys. Full membership is preferred
+// to limited.
 func TestPartition(t *testing.T) {
 	sysfs := t.TempDir()
 	writeFiles(t, sysfs, map[string]string{
@@ -37,7 +37,7 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// An interface may have less than the port's MTU, as that of a VLAN may.
+// An interface, such as a VLAN's, may have a smaller MTU than the port.
 func TestMTUOfTheInterface(t *testing.T) {
 	inOwnNetwork(t, func() error {
 		return script("ip link add rail mtu 9000 type veth peer vlan mtu 1400")
@@ -56,11 +56,11 @@ func TestMTUOfTheInterface(t *testing.T) {
 	})
 }
 
-// A connection without rdma_cm on InfiniBand is in the partition of its interface, and
-// its packets have a global route header where the port demands one.
+// Without rdma_cm, a connection on InfiniBand is in the partition of its interface. Its packets have a
+// global route header if the port requires one.
 func TestInfiniBandWithoutCM(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // the simulated device is set to be one: hwsimRuns
+		return // only where hwsimRuns sets the simulated device to InfiniBand
 	}
 	cable(t)
 	const index = 3
@@ -70,7 +70,7 @@ func TestInfiniBandWithoutCM(t *testing.T) {
 		"infiniband/" + hwsim.Device + "/ports/1/pkeys/0": "0xffff",
 		"infiniband/" + hwsim.Device + "/ports/1/pkeys/3": "0x8005",
 	})
-	port := ibv.GID{0: 0xfe, 1: 0x80, 15: 1} // that of the simulated device
+	port := ibv.GID{0: 0xfe, 1: 0x80, 15: 1} // the GID of the simulated device
 	hardwareAddr = func(string) net.HardwareAddr { return append(make([]byte, 4), port[:]...) }
 	cfg := Config{WithoutCM: true}
 	a, b, err := connect(listen(t, cfg), cfg)
@@ -93,17 +93,17 @@ func TestInfiniBandWithoutCM(t *testing.T) {
 	b.discard()
 }
 
-// Where no interface belongs to an InfiniBand device, it serves the addresses of others, by the
-// exchange over TCP alone.
+// An InfiniBand device without an interface serves the addresses of interfaces that have no device. Its
+// connections are made only by the exchange over TCP, without rdma_cm.
 func TestInfiniBandWithoutIPoIB(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // the simulated device is set to be one: hwsimRuns
+		return // only where hwsimRuns sets the simulated device to InfiniBand
 	}
 	_, at := cable(t)
-	rdmalink.Simulated = map[string]string{"": hwsim.Device} // no interface's
+	rdmalink.Simulated = map[string]string{"": hwsim.Device} // the device of no interface
 	hardwareAddr = func(string) net.HardwareAddr { panic("there is no IPoIB interface to be looked at") }
 	cfg := Config{WithoutCM: true}
-	far := netip.MustParseAddr("fe80::1%eth0") // by that interface, without a look at routes
+	far := netip.MustParseAddr("fe80::1%eth0") // the zone tells the interface, so no route is looked up
 	if name, err := ServedBy(far, Route{}, cfg); name != hwsim.Device || err != nil {
 		t.Errorf("served by %q, %v", name, err)
 	}
@@ -125,7 +125,7 @@ func TestInfiniBandWithoutIPoIB(t *testing.T) {
 	}
 }
 
-// The prefixes of two subnets, of which one needs a global route header to the other.
+// If two ends have different subnet prefixes, packets between them need a global route header.
 func TestGlobalRouteHeader(t *testing.T) {
 	near, far := ibv.GID{0: 0xfe, 1: 0x80, 15: 1}, ibv.GID{0: 0xfe, 1: 0x80, 7: 9, 15: 2}
 	for _, tt := range []struct {
@@ -145,11 +145,11 @@ func TestGlobalRouteHeader(t *testing.T) {
 	}
 }
 
-// Interfaces of several containers have one name: the device is the one that has the
-// address, and can be opened.
+// Interfaces in several containers may have the same name. The device is the one that has the address,
+// and that can be opened.
 func TestDeviceOfAnAddress(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // needs a device whose addresses are the host's own
+		return // needs a device that has the host's own addresses
 	}
 	serveOn(map[string]string{"lo": "notours"})
 	a, err := attach(netip.MustParseAddr("127.0.0.1"), Config{})

@@ -11,7 +11,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Round trips of 64 bytes between sessions of this process.
+// BenchmarkRoundTrip makes round trips of 64 bytes between sessions in this process.
 func BenchmarkRoundTrip(b *testing.B) {
 	for _, tt := range []struct {
 		name string
@@ -46,8 +46,8 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// Round trips of 64 bytes between endpoints of this process that always sleep:
-// what the session adds is the difference.
+// BenchmarkEndpointRoundTrip makes round trips of 64 bytes between endpoints in this process that always
+// sleep. The difference is what the session adds.
 func BenchmarkEndpointRoundTrip(b *testing.B) {
 	l := listen(b, Config{})
 	x, y, err := connect(l, Config{})
@@ -91,7 +91,8 @@ func BenchmarkEndpointRoundTrip(b *testing.B) {
 	}
 }
 
-// One way, by messages of several sizes, by rendezvous, and by what is chosen.
+// BenchmarkStream sends one way: by messages of several sizes, by rendezvous, and by the way that the
+// session chooses.
 func BenchmarkStream(b *testing.B) {
 	for _, tt := range []struct {
 		name      string
@@ -107,7 +108,7 @@ func BenchmarkStream(b *testing.B) {
 		{"as it comes", Config{}, false, 0},
 	} {
 		if tt.windows && testenv.Device() == "siw" {
-			continue // it has none
+			continue // the lane does not have it
 		}
 		for _, size := range []int{64 << 10, 1 << 20} {
 			b.Run(fmt.Sprintf("%s/%d", tt.name, size), func(b *testing.B) {
@@ -140,7 +141,7 @@ func BenchmarkStream(b *testing.B) {
 	}
 }
 
-// registering is how long the process has spent in it so far, both ends.
+// registering returns how long this process, with both ends, has spent on registrations so far.
 func registering() time.Duration {
 	s := regcache.DefaultBudget().Stats()
 	return s.RegisterTime + s.DeregisterTime

@@ -13,9 +13,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// When the budget for buffers is used up, at whichever end, the dialer gets
-// a reason, which package san counts; and when connections have gone there is
-// room again.
+// When the budget for buffers is used up, at either end, the dialer gets the reason, which package san
+// counts. When connections have been closed there is room again.
 func TestBudgetUsedUp(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -28,7 +27,7 @@ func TestBudgetUsedUp(t *testing.T) {
 		for _, which := range []string{"dialer", "listener", "dialer without rdma_cm", "listener without rdma_cm"} {
 			which, withoutCM := strings.CutSuffix(which, " without rdma_cm")
 			if withoutCM && testenv.Device() == "siw" {
-				continue // iWARP has no such way
+				continue // iWARP cannot do without rdma_cm
 			}
 			t.Run(fmt.Sprintf("%s, %s, without rdma_cm %v", tt.name, which, withoutCM), func(t *testing.T) {
 				nothingLeft(t)
@@ -63,7 +62,7 @@ func TestBudgetUsedUp(t *testing.T) {
 						refused()
 					}
 				}
-				l.Close() // waits for what it was refusing
+				l.Close() // waits until the refusals have ended
 				if _, used := arena.Bytes(); used != 0 {
 					t.Errorf("%d bytes are in use", used)
 				}
@@ -72,8 +71,8 @@ func TestBudgetUsedUp(t *testing.T) {
 	}
 }
 
-// One peer's connections leave room for others', however many it makes: a quarter at first, and a
-// part of the rest to each peer that comes later.
+// One peer's connections leave room for others', however many it makes: at first a quarter, and a part
+// of the rest for each peer that comes later.
 func TestNoPeerHasItAll(t *testing.T) {
 	const n, most = 4 << 10, 256
 	arena := regcache.NewArena(64<<10, most*n)
@@ -124,7 +123,7 @@ func TestNoPeerHasItAll(t *testing.T) {
 	}
 }
 
-// What could not be had counts as nobody's: a peer that asked in vain has its share later.
+// An attempt that fails for lack of memory is charged to nobody: the peer gets its share later.
 func TestShareOfWhatIsNotThere(t *testing.T) {
 	of := peerBudget{regcache.NewArena(16<<10, 16<<10), netip.MustParseAddr("192.0.2.7")}
 	for range 2 {
@@ -144,11 +143,11 @@ func TestShareOfWhatIsNotThere(t *testing.T) {
 	}
 }
 
-// A dialer that is refused for its share stays on TCP with that reason.
+// A dialer whose share at the acceptor is used up stays on TCP with that reason.
 func TestShareUsedUp(t *testing.T) {
 	for _, withoutCM := range []bool{false, true} {
 		if withoutCM && testenv.Device() == "siw" {
-			continue // iWARP has no such way
+			continue // iWARP cannot do without rdma_cm
 		}
 		t.Run(fmt.Sprintf("without rdma_cm %v", withoutCM), func(t *testing.T) {
 			nothingLeft(t)

@@ -20,8 +20,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// cacheDevice implements cachetest.Device: what it reads from memory it writes through the
-// cable into a sink at the other end.
+// cacheDevice implements cachetest.Device: it reads memory with the real device, which writes it over
+// the cable into a sink at the other end.
 type cacheDevice struct {
 	registrar
 	a, b *Endpoint
@@ -53,7 +53,7 @@ func newCacheDevice(t testing.TB) *cacheDevice {
 func (c *cacheDevice) Send(r *regcache.Region, b []byte) ([]byte, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	own, err := c.a.dom.cache.Acquire(c.sink, regcache.LocalRead) // for the endpoint to release
+	own, err := c.a.dom.cache.Acquire(c.sink, regcache.LocalRead) // the endpoint releases it
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +73,7 @@ func (c *cacheDevice) Send(r *regcache.Region, b []byte) ([]byte, error) {
 	if err := expectEvent(e, session.WriteDone); err != nil {
 		return nil, err
 	}
-	// On iWARP it is there only once a later message is.
+	// On iWARP the bytes are certain to have arrived only after a later message.
 	room := e.ReserveControl(session.MaxControl)
 	if room == nil {
 		return nil, errors.New("no room for a message")
@@ -86,7 +86,7 @@ func (c *cacheDevice) Send(r *regcache.Region, b []byte) ([]byte, error) {
 	return append([]byte(nil), c.sink[:len(b)]...), nil
 }
 
-// expectEvent polls until there is an event, which has to be of that kind.
+// expectEvent polls until there is an event, which must be of the kind.
 func expectEvent(e *Endpoint, kind session.EventKind) error {
 	var ev session.Event
 	for began := time.Now(); !e.Poll(&ev); runtime.Gosched() {
@@ -100,14 +100,14 @@ func expectEvent(e *Endpoint, kind session.EventKind) error {
 	return nil
 }
 
-// What the device reads from a cached registration is what the program wrote. regcache runs
-// the same test on a simulated network card.
+// What the device reads by a cached registration is what the program has written. regcache runs the same
+// test on a simulated network card.
 func TestNoHitIsStaleOnTheDevice(t *testing.T) {
 	cachetest.NewChurn(t, newCacheDevice(t), regcache.Config{}).Run()
 }
 
-// That test can fail: when the owner of a mapping declares it stable and then
-// changes it, the device goes on reading the old pages.
+// This shows that the test above can fail: if the owner of a mapping declares it stable, and then
+// changes it, the device still reads the old pages.
 func TestTheDeviceGoesOnReadingTheRegisteredPages(t *testing.T) {
 	c := newCacheDevice(t)
 	cache := regcache.New(c, regcache.Config{})
@@ -148,7 +148,7 @@ func TestTheDeviceGoesOnReadingTheRegisteredPages(t *testing.T) {
 	}
 }
 
-// What registering costs, and what the cache saves of it.
+// BenchmarkRegistration measures what a registration costs, and what the cache saves.
 func BenchmarkRegistration(b *testing.B) {
 	c := newCacheDevice(b)
 	for _, size := range []int{4 << 10, 64 << 10, 1 << 20, 8 << 20} {
@@ -198,19 +198,20 @@ func BenchmarkRegistration(b *testing.B) {
 	}
 }
 
-// reuse is what the caches of a connection's ends did while the same memory was written
-// from, and read into, reuseCount times.
+// reuse has what the caches of both ends of a connection did while the same memory was written from, and
+// read into, reuseCount times.
 type reuse struct {
 	writer, reader *Endpoint
 	from, into     []byte
-	offers         uint64 // Writes that went by rendezvous
+	offers         uint64 // Writes by rendezvous
 	writes, reads  regcache.Stats
 }
 
 const (
 	reuseSize  = 1 << 20
 	reuseCount = 20
-	// Until everything is registered that is used at a time, which is a matter of chance.
+	// Rounds before the count begins, until all memory that is in use at a time is registered. How many
+	// that takes is random.
 	reuseBefore = 10
 )
 
@@ -235,7 +236,7 @@ func useAgain(t *testing.T, config session.Config) *reuse {
 	return u
 }
 
-// move moves the memory from a to b.
+// move writes the memory at a, and reads it at b.
 func (u *reuse) move(t *testing.T, a, b *session.Session) {
 	t.Helper()
 	for i := range u.from {
@@ -263,15 +264,15 @@ func cacheStatsSince(e *Endpoint, had regcache.Stats) regcache.Stats {
 	}
 }
 
-// What goes through the send buffer leaves the application's memory alone, and its memory is
+// Writes through the send buffer do not register the application's memory, and the send buffer is
 // registered once.
 func TestTheSendBufferIsRegisteredOnce(t *testing.T) {
 	u := useAgain(t, session.Config{Disable: session.FeatureRDMARead})
 	if u.offers != 0 {
 		t.Fatalf("%d of %d Writes went by rendezvous", u.offers, reuseCount)
 	}
-	// How many chunks are in use at a time is a matter of chance, and so is
-	// which slabs of the arena they lie in; each is registered once.
+	// How many chunks are in use at a time, and in which slabs of the arena they lie, is random. Each is
+	// registered once.
 	if made := u.writes.Registrations + u.reads.Registrations; made >= reuseCount {
 		t.Errorf("%d registrations in %d Writes", made, reuseCount)
 	}
@@ -280,12 +281,12 @@ func TestTheSendBufferIsRegisteredOnce(t *testing.T) {
 	}
 }
 
-// By rendezvous the bytes go from the application's memory to the application's memory. All
-// that is registered when it is used again is what the peer may reach, for each Write anew.
+// By rendezvous, bytes go from the application's memory to the application's memory. If that is used
+// again, only what the peer may access is registered again, for each Write.
 func TestMemoryUsedAgainIsNotRegistered(t *testing.T) {
 	u := useAgain(t, session.Config{
 		Threshold:     reuseSize,
-		ReceiveBudget: 4 << 10, // so that next to nothing is fetched ahead of a Read
+		ReceiveBudget: 4 << 10, // so that hardly anything is fetched before a Read
 	})
 	if u.offers != reuseCount {
 		t.Fatalf("%d of %d Writes went by rendezvous", u.offers, reuseCount)
@@ -306,7 +307,7 @@ func TestMemoryUsedAgainIsNotRegistered(t *testing.T) {
 		if own := end.did.Registrations - end.did.Exposed; own >= reuseCount {
 			t.Errorf("memory %s %d times: %d registrations that are not for the peer", end.what, reuseCount, own)
 		}
-		// Acquire registers what is not in the cache.
+		// Acquire registers memory that is not in the cache.
 		had := end.e.dom.cache.Stats()
 		r, err := end.e.dom.cache.Acquire(end.memory, end.access)
 		if err != nil {

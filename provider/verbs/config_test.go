@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// Every port that a program may listen on has a port of its own on iWARP.
+// Each port on which a program may listen has a different port on iWARP.
 func TestIWARPPorts(t *testing.T) {
 	cfg := Config{}.withDefaults()
 	seen := make(map[uint16]uint16)

@@ -9,15 +9,15 @@ import (
 
 func init() { testenv.SlowCopies() }
 
-// fastCopies is what 1 MiB takes on a host that copies faster than any line takes bytes.
+// fastCopies is the time for 1 MiB on a host that copies faster than any line carries bytes.
 const fastCopies = 10 * time.Microsecond
 
-// A Write is offered where that takes no more time than to copy it.
+// A Write is offered if that takes no more time than copying it.
 func TestOfferPays(t *testing.T) {
 	for copying, from := range map[time.Duration]int{
-		100 * time.Microsecond: 90_500,    // 12 µs, and 1.8 of the line, are the way by the send buffer
-		18 * time.Microsecond:  1_607_000, // … and 32
-		fastCopies:             6_284_000, // … and the 84 for which the Write polls
+		100 * time.Microsecond: 90_500,    // there an offer takes as long as the send buffer: 12 µs, and 1.8 on the line
+		18 * time.Microsecond:  1_607_000, // 12 and 32 µs
+		fastCopies:             6_284_000, // 12 and the 84 µs for which the Write polls
 	} {
 		d := new(costs)
 		d.copying.Store(int64(copying))

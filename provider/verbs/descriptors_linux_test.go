@@ -15,7 +15,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A listener that begins without descriptors tells, and listens once there are some.
+// A listener that begins without free descriptors reports that, and listens once there are some.
 func TestListenerWithoutDescriptors(t *testing.T) {
 	addr := cableOfAll(t)
 	for _, cfg := range []Config{{}, {WithoutCM: true}} {
@@ -34,7 +34,7 @@ func TestListenerWithoutDescriptors(t *testing.T) {
 			if err := l.Waiting(); reasonOf(err) != session.ReasonResources {
 				t.Errorf("%v, %+v: without descriptors: %v", a, cfg, err)
 			}
-			testenv.Eventually(t, patience, func() error { // an address may have been looked at too soon
+			testenv.Eventually(t, patience, func() error { // an address may be tried before there are descriptors again
 				if has := l.addrs(); !cfg.WithoutCM && !slices.Contains(has, at) {
 					return fmt.Errorf("it listens on %v", has)
 				}
@@ -46,7 +46,7 @@ func TestListenerWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// One that looks which addresses there are, and finds no descriptors for that, goes on listening.
+// A listener that finds no descriptors while it looks up the addresses goes on listening.
 func TestListenerLooksWithoutDescriptors(t *testing.T) {
 	addr := cableOfAll(t)
 	at := netip.AddrPortFrom(addr, freePort())
@@ -63,7 +63,8 @@ func TestListenerLooksWithoutDescriptors(t *testing.T) {
 	meetAt(t, l, at, Config{})
 }
 
-// However long there are none, it looks again soon. So it does where another process has the port.
+// It looks again soon, however long there are no descriptors. It does so, too, while another process has
+// the port.
 func TestListenerLooksAgainSoon(t *testing.T) {
 	const retry = 3 * retryTime
 	for err, want := range map[error]time.Duration{
@@ -75,7 +76,7 @@ func TestListenerLooksAgainSoon(t *testing.T) {
 	}
 }
 
-// That there were no descriptors to look for a device with is not remembered as that there is none.
+// If a search for devices fails for lack of descriptors, the result that there is none is not kept.
 func TestDevicesWithoutDescriptors(t *testing.T) {
 	forget := func() {
 		rdmaDevices.mu.Lock()
@@ -103,7 +104,7 @@ func TestDevicesWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// So it is where they were lacking at the beginning of the search, or at its end.
+// The same whether the descriptors are lacking at the beginning of the search or at its end.
 func TestSearchWithoutDescriptors(t *testing.T) {
 	tried := tryNode
 	t.Cleanup(func() { tryNode = tried })
@@ -120,7 +121,7 @@ func TestSearchWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// One that they are lacking for only then may be there.
+// If descriptors are lacking only in the middle of the search, there may still be a device.
 func TestDescriptorsLackingWhileLooking(t *testing.T) {
 	tried := tryNode
 	tryNode = func(path string) error { return &fs.PathError{Op: "open", Path: path, Err: unix.EMFILE} }
@@ -138,7 +139,7 @@ func TestDescriptorsLackingWhileLooking(t *testing.T) {
 	}
 }
 
-// That there are no descriptors to look for a device with is not that there is none.
+// If there are no descriptors to search for a device, the reason is not that there is no device.
 func TestServedWithoutDescriptors(t *testing.T) {
 	rdmalink.Simulated = map[string]string{"lo": "sim0"}
 	t.Cleanup(func() { rdmalink.Simulated = nil })

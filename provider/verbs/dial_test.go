@@ -17,7 +17,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Without a device every way in returns why, at once.
+// Without a device, each call that needs one returns the reason at once.
 func TestWithoutDevices(t *testing.T) {
 	testenv.NeedNoDevice(t)
 	at := netip.MustParseAddrPort("192.0.2.1:80")
@@ -41,21 +41,21 @@ func TestWithoutDevices(t *testing.T) {
 	}
 }
 
-// inVain returns the ends of a cable where dials fail as fast as they can.
+// inVain returns the ends of a cable on which dials fail as fast as possible.
 func inVain(t *testing.T) (from, to netip.Addr) {
 	t.Helper()
 	from, to = cable(t)
-	// The first use loads the libraries, which takes the guest a while.
+	// The first use loads the libraries, which takes long in the guest.
 	Dial(patient(t), netip.Addr{}, netip.AddrPortFrom(to, freePort()), Config{})
-	// How long a thread is stuck in rdma_connect is for TCP to say, on iWARP.
+	// On iWARP, TCP's retries decide how long a thread is in rdma_connect.
 	run(t, "sysctl", "-qw", "net.ipv4.tcp_syn_retries=2")
 	return from, to
 }
 
-// silence is what a dial has where nothing answers.
+// silence is the timeout of a dial that gets no answer.
 const silence = 500 * time.Millisecond
 
-// dialInVain returns why nobody is reached, which has to be soon, and leaves nothing.
+// dialInVain returns why a dial fails. The dial must fail soon, and leave nothing behind.
 func dialInVain(t *testing.T, at netip.AddrPort, limit time.Duration) error {
 	t.Helper()
 	before := runtime.NumGoroutine()
@@ -69,14 +69,14 @@ func dialInVain(t *testing.T, at netip.AddrPort, limit time.Duration) error {
 		t.Fatal("connected")
 	}
 	t.Logf("%v: %v", took, err)
-	if took > 5*time.Second { // the guest may be slow; unbounded it would be 38 s and more
+	if took > 5*time.Second { // the guest may be slow; without a bound it would be at least 38 s
 		t.Errorf("took %v", took)
 	}
 	goroutinesGone(t, before, 3*patience)
 	return err
 }
 
-// Where it is known that nobody answers, the dialer learns why.
+// If it is known that nobody answers, the dialer gets the reason.
 func TestDialInVain(t *testing.T) {
 	_, to := inVain(t)
 	t.Run("no listener", func(t *testing.T) {
@@ -97,7 +97,7 @@ func TestDialInVain(t *testing.T) {
 	})
 }
 
-// Where nothing answers, the dial ends with its time at the latest.
+// If nothing answers, the dial ends no later than its context.
 func TestDialToSilence(t *testing.T) {
 	from, to := inVain(t)
 	wire := map[string]string{"rxe": "ve1", "siw": "wi1"}[testenv.Device()]
@@ -137,7 +137,7 @@ func TestDialToSilence(t *testing.T) {
 	}
 }
 
-// expectAReason is for a dial that may end with its time as well.
+// expectAReason is for a dial that may also end with its context.
 func expectAReason(t *testing.T, err error) {
 	t.Helper()
 	if !errors.Is(err, context.DeadlineExceeded) && reasonOf(err) == session.ReasonNone {
@@ -145,7 +145,7 @@ func expectAReason(t *testing.T, err error) {
 	}
 }
 
-// acceptSilently accepts a connection of TCP, and says nothing.
+// acceptSilently accepts a TCP connection, and sends nothing.
 func acceptSilently(t *testing.T, at netip.AddrPort) {
 	t.Helper()
 	plain, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
@@ -162,12 +162,12 @@ func acceptSilently(t *testing.T, at netip.AddrPort) {
 	}()
 }
 
-// Something accepts where the ends would exchange their queue pairs, and sends
-// nothing: the dial ends with its context, at once if that is cancelled.
+// Without rdma_cm: a process accepts where the ends would exchange their queue pairs, and sends nothing.
+// The dial ends with its context, and at once if that is cancelled.
 func TestDialWithoutCMToSilence(t *testing.T) {
 	_, to := cable(t)
 	if testenv.Device() == "siw" {
-		return // iWARP connects by rdma_cm alone
+		return // iWARP cannot do without rdma_cm
 	}
 	cfg := Config{WithoutCM: true}
 	port := freePort()
@@ -197,7 +197,7 @@ func TestDialWithoutCMToSilence(t *testing.T) {
 	}
 }
 
-// request asks for a connection in the name of a queue pair that may be none of ours.
+// request requests a connection for a queue pair's number, which may be of no queue pair here.
 func request(t *testing.T, l *listener, qp uint32) (answers *ibv.EventChannel) {
 	t.Helper()
 	channel, err := ibv.NewEventChannel()
@@ -228,12 +228,12 @@ func request(t *testing.T, l *listener, qp uint32) (answers *ibv.EventChannel) {
 	return channel
 }
 
-// An attempt of a queue pair whose number the peer has a connection of is refused as that,
-// and not as by a foreign program.
+// If a request comes from a queue pair with whose number the peer has a connection already, the refusal
+// tells that. It must not look like that of a foreign program.
 func TestStaleConnection(t *testing.T) {
 	cable(t)
 	if testenv.Device() == "siw" {
-		return // connections of iWARP have no such numbers
+		return // iWARP's connections do not have such numbers
 	}
 	l := listen(t, Config{})
 	a, b := pair(t, l, Config{})
@@ -248,7 +248,8 @@ func TestStaleConnection(t *testing.T) {
 	}
 }
 
-// Programs of rdma-core that meet us by mistake, and we them.
+// A program of rdma-core connects to this package's listener by mistake, and this package to such a
+// program's.
 func TestForeignPrograms(t *testing.T) {
 	_, to := cable(t)
 	rdmaPort := func(p uint16) string {
@@ -262,7 +263,7 @@ func TestForeignPrograms(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		out, err := exec.CommandContext(ctx, "rping", "-c", "-a", to.String(), "-p", rdmaPort(l.addr.Port()), "-C", "1").CombinedOutput()
-		if ctx.Err() != nil || !errors.As(err, new(*exec.ExitError)) { // it ran, and in vain
+		if ctx.Err() != nil || !errors.As(err, new(*exec.ExitError)) { // it ran, and failed as expected
 			t.Errorf("rping: %v, %v\n%s", ctx.Err(), err, out)
 		}
 		a, b, err := connect(l, Config{})
@@ -285,7 +286,7 @@ func TestForeignPrograms(t *testing.T) {
 			_, err := Dial(ctx, netip.Addr{}, netip.AddrPortFrom(to, port), Config{})
 			cancel()
 			if reasonOf(err) == session.ReasonNoListener && time.Now().Before(end) {
-				continue // it is not there yet
+				continue // it does not listen yet
 			}
 			if reasonOf(err) != session.ReasonProtocol {
 				t.Errorf("%v, want %v", err, session.ReasonProtocol)

@@ -17,8 +17,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Whoever asks for the errno of an error that ended a connection gets ECONNRESET,
-// whatever the device said.
+// The errno of an error that ended a connection is ECONNRESET, whatever the device reported.
 func TestLostIsAReset(t *testing.T) {
 	err := deviceError(fmt.Errorf("ibv_post_send: %w", syscall.ENOTCONN))
 	var errno syscall.Errno
@@ -27,11 +26,11 @@ func TestLostIsAReset(t *testing.T) {
 	}
 }
 
-// cables counts those of ownCable.
+// cables counts the cables of ownCable.
 var cables int
 
-// ownCable makes a cable that the test may break, with its devices, and returns
-// their names and the address to listen on.
+// ownCable makes a cable with devices that the test may break. It returns their names, and the address
+// to listen on.
 func ownCable(t testing.TB) (netdev, rdma string, listen netip.Addr) {
 	t.Helper()
 	cable(t)
@@ -55,12 +54,12 @@ func ownCable(t testing.TB) (netdev, rdma string, listen netip.Addr) {
 	return fmt.Sprintf("b%d1", n), fmt.Sprintf("br%d1", n), netip.MustParseAddr(fmt.Sprintf("10.8.%d.2", n))
 }
 
-// flow is a transfer both ways that goes on until it breaks.
+// flow is a transfer in both directions that goes on until the connection breaks.
 type flow struct {
 	wg      sync.WaitGroup
 	once    sync.Once
-	flowing chan struct{} // closed when there has been some
-	ends    chan error    // of each end's Writes and Reads
+	flowing chan struct{} // closed when some bytes have moved
+	ends    chan error    // gets the errors of each end's Writes and Reads
 }
 
 func newFlow(a, b *session.Session) *flow {
@@ -94,7 +93,7 @@ func (f *flow) read(s *session.Session) error {
 	}
 }
 
-// expectBreaks waits until everybody has found that it is broken.
+// expectBreaks waits until all Writes and Reads have found that the connection is broken.
 func (f *flow) expectBreaks(t *testing.T) {
 	t.Helper()
 	began := time.Now()
@@ -113,15 +112,15 @@ func (f *flow) expectBreaks(t *testing.T) {
 	f.wg.Wait()
 }
 
-// A cable that is pulled, a device that goes: both ends of a transfer find an
-// error within the bounds of keepalive, closing does not hang, and nothing is left:
-// also where it is the callers' own memory that is exposed and read just then.
+// If a cable is pulled or a device removed, both ends of a transfer find an error within the bounds of
+// keepalive, Close does not hang, and nothing is left. This also holds while the callers' own memory is
+// exposed and read.
 func TestBreaks(t *testing.T) {
 	cable(t)
 	for _, tt := range []struct {
 		name    string
-		deleted bool // the device; otherwise the link goes down
-		own     bool // each Write's own memory, by RDMA read
+		deleted bool // true: the device is removed; false: the link goes down
+		own     bool // Writes go from their own memory, by RDMA read
 	}{
 		{name: "link down"},
 		{name: "link down, own memory", own: true},
@@ -134,7 +133,7 @@ func TestBreaks(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer l.Close()
-			first, second, err := connect(l, Config{}) // what a device's first use leaves behind
+			first, second, err := connect(l, Config{}) // for what a device's first use leaves behind
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -177,8 +176,8 @@ func closeInTime(t *testing.T, both ...*session.Session) {
 	}
 }
 
-// What connections held is given back, whichever way they end, and with the listener the domain
-// that they share from the probe's end on, which may come at any time here.
+// What connections have held is released, in whichever way they end. With the listener, so is the domain
+// that they share once the probe has ended, which here may be at any time.
 func TestNothingIsLeft(t *testing.T) {
 	nothingLeft(t)
 	l := listen(t, Config{})
@@ -215,7 +214,7 @@ func TestNothingIsLeft(t *testing.T) {
 	goroutinesGone(t, goroutines, patience)
 	devices.mu.Lock()
 	defer devices.mu.Unlock()
-	for _, d := range devices.m { // the listener's
+	for _, d := range devices.m { // those that the listener keeps in use
 		d.mu.Lock()
 		if n := len(d.endpoints); n > 0 {
 			t.Errorf("%s has %d connections", d.ctx.Name, n)
@@ -224,7 +223,7 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 }
 
-// goroutinesGone waits until there are no more than before.
+// goroutinesGone waits until there are no more goroutines than before.
 func goroutinesGone(t testing.TB, before int, limit time.Duration) {
 	t.Helper()
 	testenv.Eventually(t, limit, func() error {
@@ -236,18 +235,17 @@ func goroutinesGone(t testing.TB, before int, limit time.Duration) {
 	})
 }
 
-// nothingLeft checks at the end of the test, when its other cleanups have run,
-// that the kernel has no more objects of each kind than now (windows show in
-// their protection domain, which would not go without them), and that no more
-// buffers are in use. It keeps an id bound, as a device's first use leaves
-// librdmacm's own objects behind, but no listener, which would keep what the
-// connections have registered.
+// nothingLeft checks at the end of the test, after its other cleanups, that the kernel has no more
+// objects of each kind than now, and that no more buffers are in use. (Windows are not counted, but
+// their protection domain would not go without them.) It keeps an id bound, because a device's first use
+// leaves librdmacm's own objects behind. It keeps no listener, as that would keep what connections have
+// registered.
 func nothingLeft(t testing.TB) {
 	t.Helper()
 	_, at := cable(t)
-	// Behind a test that breaks a cable, binding to another one's address has failed with
-	// ENODEV for moments, and once for more than a minute (rxe; seen three times, not explained:
-	// hence the log). A listener tries again as well (retryTime).
+	// After a test that breaks a cable, binding to the address of another cable sometimes fails with
+	// ENODEV for a moment, and once did for more than a minute (rxe; seen three times, not explained,
+	// therefore the log). A listener tries again as well (retryTime).
 	testenv.Eventually(t, patience, func() error {
 		c, err := newID()
 		if err != nil {
@@ -268,7 +266,7 @@ func nothingLeft(t testing.TB) {
 	_, used := controlArena().Bytes()
 	t.Cleanup(func() {
 		if t.Failed() {
-			return // what a failed test left behind explains nothing
+			return // a failed test leaves things behind, which is no further fault
 		}
 		testenv.Eventually(t, patience, func() (err error) {
 			for what, n := range objects(t) {
@@ -284,9 +282,9 @@ func nothingLeft(t testing.TB) {
 	})
 }
 
-// What is exposed is taken back when Close and Abort return, also where no thread is free
-// for librdmacm's calls, which on iWARP go on in the background: there the queue pair is in
-// error by then.
+// When Close or Abort returns, nothing is exposed any more. This also holds if no thread is free for
+// librdmacm's calls, which on iWARP go on in the background: then the queue pair is in the error state
+// already.
 func TestExposedIsTakenBackAtOnce(t *testing.T) {
 	nothingLeft(t)
 	l := listen(t, Config{})
@@ -308,7 +306,7 @@ func TestExposedIsTakenBackAtOnce(t *testing.T) {
 		b.mem.exposures.mu.Lock()
 		left := b.mem.exposures.m
 		b.mem.exposures.mu.Unlock()
-		// What is cached besides is local, and of no use to a peer.
+		// Cached registrations are local, and of no use to a peer.
 		if st := b.dom.cache.Stats(); left != nil || int(st.PinnedEntries) != int(st.Entries) {
 			t.Errorf("behind %s: %d exposures, %+v", name, len(left), st)
 		}

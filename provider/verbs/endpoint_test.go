@@ -41,7 +41,7 @@ func TestPing(t *testing.T) {
 	b.Drop()
 }
 
-// What is dialed is handed out, each time, whatever is late at whichever end.
+// Each connection that is dialed is also accepted, whatever is late at either end.
 func TestEveryDialIsAccepted(t *testing.T) {
 	l := listen(t, Config{})
 	for i := range 400 {
@@ -54,7 +54,7 @@ func TestEveryDialIsAccepted(t *testing.T) {
 	}
 }
 
-// Many connections live at a time, whatever queues came and went before them.
+// Many connections exist at the same time, after other queues have been made and destroyed.
 func TestManyAtATime(t *testing.T) {
 	l := listen(t, Config{})
 	for range 2 {
@@ -92,7 +92,7 @@ func TestEndpoint(t *testing.T) {
 		{"windows, shared domain", Config{SharedDomain: true}, true, lacksWindows},
 	} {
 		if (tt.cfg.WithoutCM || tt.windows) && testenv.Device() == "siw" {
-			continue // iWARP has no such way, siw no windows
+			continue // iWARP cannot do without rdma_cm, and siw has no windows
 		}
 		if tt.cfg.SharedDomain && without(session.FeatureWindows) {
 			tt.lacks = unshared
@@ -117,8 +117,8 @@ func TestEndpoint(t *testing.T) {
 	}
 }
 
-// keepOpen keeps the devices of both ends open where each connection would open them anew, which
-// takes the guest a second.
+// keepOpen keeps the devices of both ends open. Otherwise each connection would open them again, which
+// takes a second in the guest.
 func keepOpen(t *testing.T, cfg Config) {
 	if !cfg.WithoutCM {
 		return
@@ -133,8 +133,8 @@ func keepOpen(t *testing.T, cfg Config) {
 	}
 }
 
-// smallArena keeps the process's arena small for a test that uses all of it: it is of
-// gigabytes where there is much memory.
+// smallArena makes the process's arena small, for a test that uses it up: on a host with much memory it
+// has gigabytes.
 func smallArena(t *testing.T) {
 	const size = 64 << 20
 	arena := regcache.DefaultArena()
@@ -144,11 +144,11 @@ func smallArena(t *testing.T) {
 	t.Cleanup(func() { regcache.SetArenaLimit(was) })
 }
 
-// mustHave checks that an endpoint does what its config, and the test, have it do.
+// mustHave checks that an endpoint has the features that its config and the test require.
 func mustHave(t testing.TB, e *Endpoint, cfg Config, windows bool) {
 	t.Helper()
-	// They are also on where the probe trusts them, from its end on, and so the domain may be
-	// shared.
+	// Windows are also used, and the domain may be shared, once the probe has found that they can be
+	// trusted.
 	want := windows && !without(session.FeatureWindows)
 	probed := (testenv.Device() == hwsim.Lane || testenv.Device() == hardwareLane) && (cfg.Disable|switchedOff())&session.FeatureWindows == 0
 	on := e.mem.windows.on()
@@ -163,18 +163,17 @@ func mustHave(t testing.TB, e *Endpoint, cfg Config, windows bool) {
 	}
 }
 
-// lacksWindows is what rxe lets a peer do with a window: it looks at the bounds
-// of the registration beneath, and does not wait, when the window is invalidated,
-// for the packet that it builds just then (rxe_resp.c, read_reply). Hence they
-// are off there but in tests.
+// lacksWindows are the attempts on a window that rxe does not prevent. It checks the bounds of the
+// registration instead of the window's. When a window is invalidated, it does not wait for the packet
+// that it is just building (rxe_resp.c, read_reply). So windows are used on rxe only in tests.
 var lacksWindows = []string{
 	"by a longer descriptor", "by an endless descriptor", "in front", "in front, around the address space",
 	"under way",
 }
 
-// lacks: siw serves reads of memory that is exposed for writing alone, and does
-// not wait, when memory is deregistered, for the read or write that it serves
-// just then (siw_dereg_mr). The session asks the peer to stop before it revokes.
+// lacks returns what the device does not prevent. siw serves reads of memory that is exposed only for
+// writing. When memory is deregistered, it does not wait for the read or write that it is just serving
+// (siw_dereg_mr); the session asks the peer to stop before it revokes.
 func lacks() []string {
 	if testenv.Device() == "siw" {
 		return []string{"without the right", "under way"}

@@ -13,7 +13,7 @@ import (
 
 func TestPrivateData(t *testing.T) {
 	want := privateData{Magic: privateMagic, Version: 7, Refusal: refusedSubnet}
-	// rdma_cm fills private data up with zeros.
+	// rdma_cm pads private data with zeros.
 	if got, ours := parsePrivateData(append(want.bytes(), make([]byte, 44)...)); !ours || got != want {
 		t.Errorf("%+v, %v; want %+v", got, ours, want)
 	}
@@ -24,7 +24,7 @@ func TestPrivateData(t *testing.T) {
 	}
 }
 
-// What the results of connecting mean: why there is no SAN.
+// Results of connecting are translated into the reason why there is no SAN.
 func TestMeaningOfResults(t *testing.T) {
 	private := func(r refusal, version uint16) ibv.ConnParam {
 		return ibv.ConnParam{PrivateData: privateData{Version: version, Refusal: r}.bytes()}
@@ -63,17 +63,17 @@ func TestMeaningOfResults(t *testing.T) {
 	if err := eventError(ibv.Event{Type: ibv.Rejected, Status: 14}); !strings.Contains(err.Error(), "invalid primary service level") {
 		t.Errorf("the reason is not in words: %v", err)
 	}
-	// The call's own ECONNREFUSED (siw) is not about TCP's port.
+	// An ECONNREFUSED of the call itself (siw) does not mean that TCP's port refuses.
 	if err := callError(&ibv.Error{Verb: "rdma_connect", Errno: syscall.ECONNREFUSED}); reasonOf(err) != session.ReasonNoListener || errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("%v", err)
 	}
 }
 
-// What a listener refuses with, and what its dialer makes of it.
+// The reasons with which a listener refuses are translated into the dialer's.
 func TestMeaningOfRefusals(t *testing.T) {
 	for refusal, want := range map[refusal]session.Reason{
 		1:                session.ReasonProtocol,
-		refusedVersion:   session.ReasonProtocol, // of the version that we speak
+		refusedVersion:   session.ReasonProtocol, // the version is the same
 		refusedResources: session.ReasonResources,
 		refusedSubnet:    session.ReasonPermission,
 		refusedClosed:    session.ReasonNoListener,
@@ -110,7 +110,7 @@ func TestMeaningOfRefusals(t *testing.T) {
 	}
 }
 
-// What ended a connection names its queue pair and the device's own code.
+// The error that ended a connection names its queue pair and the device's own code.
 func TestMeaningOfCompletions(t *testing.T) {
 	for status, want := range map[ibv.Status]syscall.Errno{
 		ibv.RetryExcErr: syscall.ETIMEDOUT,

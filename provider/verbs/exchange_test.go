@@ -22,7 +22,7 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// Without rdma_cm, a listener of IPv4 alone takes no IPv6 where the ends meet.
+// Without rdma_cm, a listener of IPv4 only does not accept IPv6 for the exchange.
 func TestExchangeIsOfItsFamilyAlone(t *testing.T) {
 	cfg := Config{WithoutCM: true}.withDefaults()
 	l := &Listener{cfg: cfg, addr: netip.AddrPortFrom(netip.IPv4Unspecified(), freePort())}
@@ -46,7 +46,7 @@ func TestExchangeIsOfItsFamilyAlone(t *testing.T) {
 	}
 }
 
-// Where there are iWARP devices alone, neither end can do without rdma_cm, and that is its error.
+// If there are only iWARP devices, neither end can do without rdma_cm, and the error tells that.
 func TestWithoutCMOnIWARP(t *testing.T) {
 	_, to := cable(t)
 	cfg := Config{WithoutCM: true}
@@ -77,13 +77,13 @@ func TestWithoutCMOnIWARP(t *testing.T) {
 	}
 }
 
-// A dialer whose queue pair is said to be at another address than it came from is
-// refused: the subnets that are allowed are those of the queue pairs. So is one of another
-// version. Nothing is kept of either, nor its TCP connection.
+// A dialer is refused if its queue pair has another address than its TCP connection, because the allowed
+// subnets apply to queue pairs. So is one with another version. Nothing is kept of either, not even its
+// TCP connection.
 func TestRequestsThatAreRefused(t *testing.T) {
 	from, to := cable(t)
 	if testenv.Device() == "siw" {
-		return // iWARP connects by rdma_cm alone
+		return // iWARP cannot do without rdma_cm
 	}
 	nothingLeft(t)
 	l := listen(t, Config{WithoutCM: true})
@@ -117,10 +117,10 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	}
 }
 
-// A peer that names no MTU breaks the protocol, at either end.
+// A peer that sends no MTU breaks the protocol, whichever end it is.
 func TestExchangeWithoutMTU(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // as in TestReadsThatThePeerServes
+		return // see TestReadsThatThePeerServes
 	}
 	_, to := cable(t)
 	nothingLeft(t)
@@ -154,11 +154,11 @@ func TestExchangeWithoutMTU(t *testing.T) {
 	}
 }
 
-// A queue pair issues no more RDMA reads at a time than the peer serves, which would end the
+// A queue pair has no more RDMA reads in progress than the peer serves at a time: more would end the
 // connection.
 func TestReadsThatThePeerServes(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // the two ends have addresses of their own there, which parameters have to name
+		return // there both ends have addresses of their own, which the parameters would have to contain
 	}
 	_, to := cable(t)
 	nothingLeft(t)
@@ -169,7 +169,7 @@ func TestReadsThatThePeerServes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	go func() { // a peer that has the dialer's own parameters, but serves one
+	go func() { // a peer with the dialer's own parameters, except that it serves only one read
 		conn, err := l.Accept()
 		if err != nil {
 			return
@@ -178,7 +178,7 @@ func TestReadsThatThePeerServes(t *testing.T) {
 			theirs.Served = 1
 			conn.Write(theirs.bytes())
 		}
-		conn.Read(make([]byte, 2)) // until it hangs up
+		conn.Read(make([]byte, 2)) // until the dialer hangs up
 		conn.Close()
 	}()
 	e, err := Dial(patient(t), netip.Addr{}, netip.AddrPortFrom(to, port), cfg)
@@ -191,16 +191,16 @@ func TestReadsThatThePeerServes(t *testing.T) {
 	}
 }
 
-// A device that has failed, and may be back by then, is opened anew for the next connection,
-// though a program keeps one of before.
+// A device that has failed, and may be back by now, is opened again for the next connection, although
+// the program still has a connection from before.
 func TestFailedDeviceIsOpenedAnew(t *testing.T) {
 	if testenv.Device() == "siw" {
-		return // iWARP connects by rdma_cm alone
+		return // iWARP cannot do without rdma_cm
 	}
 	nothingLeft(t)
 	l := listen(t, Config{WithoutCM: true})
 	a, b := pair(t, l, Config{WithoutCM: true})
-	for _, e := range []*Endpoint{a, b} { // of two devices, or of one
+	for _, e := range []*Endpoint{a, b} { // the ends may have one device or two
 		e.dev.fail(deviceError(syscall.EIO))
 		if err := e.Err(); !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("the connection of a device that has failed: %v", err)
@@ -212,8 +212,8 @@ func TestFailedDeviceIsOpenedAnew(t *testing.T) {
 	}
 }
 
-// Whatever a peer sends for its parameters, reading them does not panic, and what is
-// understood is encoded as it was, with a PSN of 24 bits.
+// Decoding any parameters does not panic. Parameters that were decoded are encoded to the same bytes,
+// with a PSN of 24 bits.
 func FuzzConnParams(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c, err := readParams(bytes.NewReader(b))
@@ -224,15 +224,15 @@ func FuzzConnParams(f *testing.F) {
 			return
 		}
 		want := bytes.Clone(b[:paramsLen])
-		want[19] = 0 // of the PSN
+		want[19] = 0 // the unused byte of the PSN
 		if again := c.bytes(); !bytes.Equal(again, want) {
 			t.Fatalf("% x became % x", b, again)
 		}
 	})
 }
 
-// noMTU is the acceptor's connection by which the dialer's parameters come, or, with replies, its own go,
-// that name no MTU.
+// noMTU is the acceptor's connection of an exchange. It removes the MTU from the dialer's parameters or,
+// with replies, from the acceptor's own.
 type noMTU struct {
 	net.Conn
 	replies bool
@@ -253,7 +253,7 @@ func (c noMTU) Write(b []byte) (n int, err error) {
 	return c.Conn.Write(b)
 }
 
-// The encoding is the protocol's: each field has its place.
+// The encoding is that of the protocol: each field has its position.
 func TestEncodingOfParams(t *testing.T) {
 	c := connParams{
 		privateData: privateData{Version: 0x0201, Refusal: 0x0403, Claim: Claim{Port: 0x0605, Proof: 0x0807}},
@@ -279,7 +279,8 @@ func TestEncodingOfParams(t *testing.T) {
 	}
 }
 
-// A peer that resets the connection in the exchange has gone: it is no foreign program.
+// A peer that resets the connection during the exchange has gone. It must not be taken for a foreign
+// program.
 func TestResetInTheExchange(t *testing.T) {
 	_, err := readParams(iotest.ErrReader(os.NewSyscallError("read", syscall.ECONNRESET)))
 	var why *session.Unavailable

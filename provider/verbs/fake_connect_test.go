@@ -20,11 +20,11 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Each call of the libraries fails in turn, alone or with all after it, while a listener
-// is made, connected to and closed: an error or a connection, and nothing is left.
+// While a listener is made, connected to and closed, each call of the libraries fails in turn, alone or
+// with all calls after it. The result is an error or a connection, and nothing is left behind.
 func testEachCallFails(t *testing.T) {
 	f := useFake(t)
-	f.set(fakeVendor, mlxVendor) // whose queues count as locked memory
+	f.set(fakeVendor, mlxVendor) // a vendor whose queues count as locked memory
 	port, hits, want := 20_000, 0, 0
 	for _, cfg := range fakeConfigs {
 		for _, errno := range []syscall.Errno{syscall.ENOMEM, syscall.EIO} {
@@ -37,8 +37,8 @@ func testEachCallFails(t *testing.T) {
 	}
 }
 
-// … also where they connect without rdma_cm. What is short at either end is said to be,
-// and nothing else is.
+// The same without rdma_cm. A lack of resources at either end is reported as that, and other failures
+// are not.
 func testEachCallFailsWithoutCM(t *testing.T) {
 	f := useFake(t)
 	f.set(fakeGIDs, 1)
@@ -59,8 +59,8 @@ func testEachCallFailsWithoutCM(t *testing.T) {
 	}
 }
 
-// eachFault connects as often as calls of the libraries can fail with errno: each alone,
-// and each with all after it. It counts them.
+// eachFault repeats connect, so that each of its calls of the libraries fails once with errno: alone,
+// and with all calls after it. It returns the number of calls.
 func (f *fake) eachFault(errno syscall.Errno, connect func() error) (hits int) {
 	f.t.Helper()
 	for _, all := range []int64{0, 1} {
@@ -89,9 +89,8 @@ func (f *fake) eachFault(errno syscall.Errno, connect func() error) (hits int) {
 	return hits
 }
 
-// Listeners come and go under dials that have less time than a dial takes, while events
-// are slow. One dial has all the time it wants, and comes through: so what the others
-// lack is time.
+// Listeners open and close under dials that have less time than a dial takes, while events are slow. One
+// dial has as much time as it needs, and succeeds: so it is time that the others lack.
 func testDialsWithoutTime(t *testing.T) {
 	const enough = 20 * time.Second
 	dial := func(at netip.AddrPort, cfg Config, limit time.Duration) (time.Duration, error) {
@@ -149,8 +148,8 @@ func testDialsWithoutTime(t *testing.T) {
 	}
 }
 
-// The device goes and comes back under connections: all end, the listener listens on it
-// again, and its context is not closed before the last object that was made with it.
+// A device is removed and comes back while there are connections. All of them end, the listener listens
+// on the device again, and the context is not closed before the last object that was made with it.
 func testDeviceRemoval(t *testing.T) {
 	const rounds = 15
 	f := useFake(t)
@@ -165,7 +164,7 @@ func testDeviceRemoval(t *testing.T) {
 	var connected atomic.Int64
 	for g := range 4 {
 		all.Go(func() {
-			limit := 100 * time.Millisecond // some are not answered, as the device goes
+			limit := 100 * time.Millisecond // some dials get no answer, because the device goes
 			for i := 0; !over.Load(); i++ {
 				ctx, cancel := context.WithTimeout(context.Background(), limit)
 				e, err := Dial(ctx, netip.Addr{}, at, Config{})
@@ -207,8 +206,7 @@ func testDeviceRemoval(t *testing.T) {
 	all.Wait()
 }
 
-// expectEnds accepts connections until l is closed, and has all of them wait until they
-// have ended.
+// expectEnds accepts connections until l is closed, and waits in the background until each has ended.
 func expectEnds(t *testing.T, l *listener, all *sync.WaitGroup) {
 	for {
 		e, err := l.Accept()
@@ -226,7 +224,7 @@ func expectEnds(t *testing.T, l *listener, all *sync.WaitGroup) {
 	}
 }
 
-// Where events cannot be waited for a dial gets an error, and does not wait for them.
+// If events cannot be waited for, a dial returns an error instead of waiting.
 func testWithoutEpoll(t *testing.T) {
 	f := useFake(t)
 	f.set(fakeNoEpoll, 1)
@@ -239,15 +237,15 @@ func testWithoutEpoll(t *testing.T) {
 	}
 }
 
-// Of one context there is one device at a time, however fast the last connection's end
-// and the next one's beginning follow each other.
+// For one context there is only one device at a time, however soon the next connection begins after the
+// last one's end.
 func testDevicesDoNotOverlap(t *testing.T) {
 	f := useFake(t)
 	at := fakeAddr(42_000)
 	var all sync.WaitGroup
 	for range 2 {
 		all.Go(func() {
-			for range 500 { // nobody listens: the device is used and let go
+			for range 500 { // nobody listens, so each dial uses the device and releases it
 				ctx, cancel := context.WithTimeout(context.Background(), patience)
 				if _, err := Dial(ctx, netip.Addr{}, at, Config{}); reasonOf(err) != session.ReasonNoListener {
 					t.Error(err)
@@ -262,7 +260,7 @@ func testDevicesDoNotOverlap(t *testing.T) {
 	}
 }
 
-// A listener that is being closed refuses as that: another may have its port by TCP.
+// A listener that is being closed refuses with that reason: another process may have its port on TCP.
 func testClosingListener(t *testing.T) {
 	useFake(t)
 	at := fakeAddr(43_000)
@@ -277,7 +275,7 @@ func testClosingListener(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	closing(true) // and still listens
+	closing(true) // while the listener still listens
 	_, err = Dial(ctx, netip.Addr{}, at, Config{})
 	if reasonOf(err) != session.ReasonNoListener || !strings.Contains(err.Error(), "closing") {
 		t.Errorf("%v (%v)", err, reasonOf(err))
@@ -286,8 +284,8 @@ func testClosingListener(t *testing.T) {
 	l.Close()
 }
 
-// A queue pair's number that the peer has a connection of, from before this host came up
-// again, costs an attempt and not the connection.
+// After a reboot of this host, the peer may still have a connection with the same queue pair number.
+// That fails one attempt, and not the connection.
 func testStaleConnections(t *testing.T) {
 	f := useFake(t)
 	f.set(fakeStale, dialTries-1)
@@ -300,9 +298,9 @@ func testStaleConnections(t *testing.T) {
 	}
 }
 
-// Without rdma_cm an end takes the GID of its address whose interface is here and has
-// that address, and another where the device refuses it as not this process's. Where
-// all are like that, both ends say so.
+// Without rdma_cm, an end uses the GID of its address whose interface is in this namespace and has the
+// address. If the device refuses it, because it is not this process's, the end tries another. If all are
+// refused, both ends report that.
 func testGIDsInTurn(t *testing.T) {
 	f := useFake(t)
 	f.set(fakeGIDs, 3)
@@ -334,8 +332,8 @@ func testGIDsInTurn(t *testing.T) {
 	}
 }
 
-// A request that is never confirmed is given up, whether its dialer is silent from the beginning
-// or once it has the answer; and beyond those that may be made at a time they are refused.
+// A request whose dialer never confirms is given up, whether the dialer sends nothing at all or stops
+// after the answer. If as many requests are pending as may be, further ones are refused.
 func testHalfOpenWithoutCM(t *testing.T) {
 	f := useFake(t)
 	f.set(fakeGIDs, 1)
@@ -370,10 +368,10 @@ func testHalfOpenWithoutCM(t *testing.T) {
 	refusedForRoom(t, l, cfg)
 }
 
-// What is set for the network reaches rdma_cm; what is not has the defaults.
+// The settings for the network reach rdma_cm; those that are not set have their defaults.
 func testNetworkSettings(t *testing.T) {
 	f := useFake(t)
-	vendors := map[int64]int64{0: retryCount, rxeVendor: retryCount - 1} // 7 is for ever on rxe
+	vendors := map[int64]int64{0: retryCount, rxeVendor: retryCount - 1} // on rxe 7 means for ever
 	for vendor, retries := range vendors {
 		f.set(fakeVendor, vendor)
 		for _, tt := range []struct {
@@ -404,8 +402,8 @@ func testNetworkSettings(t *testing.T) {
 	}
 }
 
-// A dial whose socket's route leaves by another device than the one that rdma_cm finds does
-// not go by it.
+// A dial does not use RDMA if its socket's route leaves by another device than the one that rdma_cm
+// finds.
 func testAnotherDevice(t *testing.T) {
 	useFake(t)
 	err := connectOnce(fakeAddr(20_000), Config{Device: "rail2"})

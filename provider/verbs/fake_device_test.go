@@ -12,8 +12,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A look at a queue takes no more than it has room for, and looks again no more often
-// than it was meant to, and not once it has something.
+// A poll of a queue takes no more completions than it has room for, polls no more often than it should,
+// and stops once it has something.
 func testPollsOfAQueue(t *testing.T) {
 	f := useFake(t)
 	dev, err := ibv.Open("fake0")
@@ -54,8 +54,8 @@ func testPollsOfAQueue(t *testing.T) {
 	f.set(fakeCompletions, 0)
 }
 
-// Messages go inline as far as the device grants that, and not at all where
-// its library does not.
+// Messages go inline up to the size that the device grants, and not at all if its library ignores the
+// flag.
 func testInlineLimits(t *testing.T) {
 	f := useFake(t)
 	for i, tt := range []struct{ vendor, granted, want int64 }{{0, 0, maxInline}, {0, 32, 32}, {0, -1, 0}, {manaVendor, 0, 0}} {
@@ -81,8 +81,8 @@ func testInlineLimits(t *testing.T) {
 	}
 }
 
-// A device whose library refuses much inline data without an errno (bnxt_re) is asked for
-// less, which costs nothing of what the caches hold.
+// If a device's library refuses much inline data without an errno (bnxt_re), the queue pair is made with
+// less. The caches do not give up registrations because of that.
 func testInlineRefused(t *testing.T) {
 	f := useFake(t)
 	f.set(fakeVendor, 0x14e4)
@@ -116,7 +116,7 @@ func testInlineRefused(t *testing.T) {
 	}
 }
 
-// A device without memory windows, whatever it promises, is not asked again.
+// A device that has no memory windows, although its flags claim them, is not tried again.
 func testNoWindows(t *testing.T) {
 	f := useFake(t)
 	f.set(fakeGIDs, 1)
@@ -139,7 +139,7 @@ func testNoWindows(t *testing.T) {
 	}
 }
 
-// putInCache registers a buffer and leaves it to the cache: from its second use on.
+// putInCache makes the cache register a buffer and keep it, which it does at the second use.
 func putInCache(t *testing.T, e *Endpoint, buf []byte) {
 	t.Helper()
 	for range 2 {
@@ -151,8 +151,8 @@ func putInCache(t *testing.T, e *Endpoint, buf []byte) {
 	}
 }
 
-// Queues may be locked memory as well: what the caches hold and do not use makes room for
-// them, before buffers are made smaller or a connection is refused.
+// Queues may also need locked memory. If it is used up, the caches first give up registrations that
+// nobody uses. Only then are buffers made smaller, or a connection refused.
 func testLockedQueues(t *testing.T) {
 	f := useFake(t)
 	x, y, err := connectTwo(t, fakeAddr(45_000))
@@ -201,7 +201,7 @@ func lockQueues(t *testing.T, f *fake, x *Endpoint, cached []byte) {
 	}
 }
 
-// Control buffers that a device keeps are no other connection's.
+// Control buffers whose registration a device fails to remove are not used for another connection.
 func testKeptMemory(t *testing.T) {
 	f := useFake(t)
 	x, y, err := connectTwo(t, fakeAddr(47_000))
@@ -220,6 +220,6 @@ func testKeptMemory(t *testing.T) {
 	if _, now := controlArena().Bytes(); now != used {
 		t.Errorf("%d bytes of them are for others", used-now)
 	}
-	f.arena = used // for good
+	f.arena = used // they are lost for good
 	f.set(memoryRegions, 0)
 }

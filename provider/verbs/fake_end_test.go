@@ -14,7 +14,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// started makes a connection for a session that is woken.
+// started makes a connection, and starts it with a waker.
 func started(t *testing.T, port int) (*Endpoint, wakes) {
 	t.Helper()
 	e, _ := fakePair(t, port, Config{})
@@ -23,7 +23,7 @@ func started(t *testing.T, port int) (*Endpoint, wakes) {
 	return e, w
 }
 
-// expectReset checks that the connection is over, and somebody knows.
+// expectReset checks that the connection is over, and that the session was woken for it.
 func expectReset(t *testing.T, what string, e *Endpoint, w wakes) {
 	t.Helper()
 	if err := e.Err(); !errors.Is(err, syscall.ECONNRESET) {
@@ -34,7 +34,7 @@ func expectReset(t *testing.T, what string, e *Endpoint, w wakes) {
 	}
 }
 
-// An end is known when nothing is under way any more to memory of this end, and not
+// The end of a connection is reported when no transfer can access memory of this end any more, and not
 // before.
 func testEndWaitsForTransfers(t *testing.T) {
 	f := useFake(t)
@@ -71,7 +71,7 @@ func testEndWaitsForTransfers(t *testing.T) {
 	}
 }
 
-// A call that fails ends the connection, and everybody knows.
+// A library call that fails ends the connection, and the session is woken.
 func testFailuresEnd(t *testing.T) {
 	f := useFake(t)
 	fails := func() {
@@ -109,7 +109,7 @@ func testFailuresEnd(t *testing.T) {
 	e, w = started(t, 47_013)
 	f.set(fakeCompleted, int64(kindSend))
 	f.set(fakeCompletions, 100)
-	if e.Poll(&session.Event{}); f.get(fakeCompletions) != 0 { // nothing would announce the rest
+	if e.Poll(&session.Event{}); f.get(fakeCompletions) != 0 { // no event would report the rest
 		t.Errorf("a look leaves %d of 100 completions", f.get(fakeCompletions))
 	}
 	f.set(fakeCompletions, -1)
@@ -118,8 +118,8 @@ func testFailuresEnd(t *testing.T) {
 	expectReset(t, "a queue that fails", e, w)
 }
 
-// What has come is found before an end that comes later, and the peer's access ends; a
-// session that starts behind the end is woken.
+// Messages that have come are delivered before an end that comes later, and the peer's access is
+// revoked. A session that starts after the end is woken.
 func testEndBehindDisconnect(t *testing.T) {
 	f := useFake(t)
 	e, _ := started(t, 47_020)
@@ -132,7 +132,7 @@ func testEndBehindDisconnect(t *testing.T) {
 		t.Errorf("behind the peer's disconnect message: %v, its access ended: %v", err, f.get(fakeBroken) > broken)
 	}
 
-	// cxgb4 and siw post nothing once the peer's end of TCP has come.
+	// cxgb4 and siw post nothing once the peer's TCP connection has ended.
 	e, _ = started(t, 47_021)
 	e.Reserve(8, 8)
 	f.set(fakeCompletions, 1)
@@ -150,7 +150,7 @@ func testEndBehindDisconnect(t *testing.T) {
 		t.Errorf("a message behind a send that has failed is lost: %v", err)
 	}
 
-	// The peer's disconnection may be ahead of its messages.
+	// The peer's disconnection may arrive before its messages.
 	defer func(was time.Duration) { disconnectGrace = was }(disconnectGrace)
 	disconnectGrace = time.Hour
 	e, _ = started(t, 47_023)
@@ -194,8 +194,8 @@ func testEndBehindDisconnect(t *testing.T) {
 	expectReset(t, "a session that starts behind the end", e, w)
 }
 
-// A transfer that is not flushed ends only when its queue pair is gone: until then the
-// device may use its memory. So does one whose endpoint is aborted.
+// A transfer that is not flushed ends only when its queue pair is destroyed: until then the device may
+// access its memory. So does a transfer of an endpoint that is aborted.
 func testUnflushedTransfers(t *testing.T) {
 	f := useFake(t)
 	port := 50_000
@@ -210,7 +210,7 @@ func testUnflushedTransfers(t *testing.T) {
 			port++
 			e, _ := fakePair(t, port, cfg)
 			queuePairs := f.get(fakeQPs)
-			left := int64(-1) // when the end is known
+			left := int64(-1) // the number of queue pairs when the end is reported
 			e.Start(wakeFunc(func(session.Events) { left = f.get(fakeQPs) }))
 			mem := e.mem.Alloc(4096)
 			if err := e.mem.Read(mem, session.Descriptor{Addr: 1 << 40, Key: 1, Len: 4096}, 0, 7); err != nil {
@@ -227,12 +227,12 @@ func testUnflushedTransfers(t *testing.T) {
 			if !e.Poll(&ev) || ev.Kind != session.ReadDone || ev.ID != 7 || ev.Err == nil {
 				t.Errorf("%s: %+v", what, ev)
 			}
-			e.q.fail(deviceError(syscall.EIO)) // as an event that comes late does
+			e.q.fail(deviceError(syscall.EIO)) // as an event that comes late would do
 		}
 	}
 }
 
-// A transfer that is not posted holds no memory. One for which the device has no room is tried
+// A transfer that could not be posted holds no memory. If the device had no room for it, it is tried
 // again.
 func testTransfersNotPosted(t *testing.T) {
 	f := useFake(t)
@@ -260,7 +260,7 @@ func testTransfersNotPosted(t *testing.T) {
 	}
 }
 
-// Nothing is exposed any more, also not in a domain that lives on.
+// After the end nothing can be exposed any more, also not in a domain that is still used.
 func testExposeBehindEnd(t *testing.T) {
 	useFake(t)
 	for i, cfg := range fakeConfigs {
@@ -274,7 +274,8 @@ func testExposeBehindEnd(t *testing.T) {
 	}
 }
 
-// Each event that says so ends a connection by itself: a device that goes may report one alone.
+// Each event that means the end of a connection ends it by itself, because a device that is removed may
+// report only one of them.
 func testEventsEnd(t *testing.T) {
 	useFake(t)
 	port := 51_040
@@ -289,7 +290,7 @@ func testEventsEnd(t *testing.T) {
 		port++
 		e, w := started(t, port)
 		for _, of := range []ibv.AsyncEventType{ibv.EventQPFatal, ibv.EventCQErr} {
-			e.dev.event(ibv.AsyncEvent{Type: of}) // of what was closed meanwhile
+			e.dev.event(ibv.AsyncEvent{Type: of}) // events for objects that were closed in the meantime
 		}
 		if err := e.Err(); err != nil {
 			t.Errorf("an event of another connection: %v", err)
@@ -300,7 +301,7 @@ func testEventsEnd(t *testing.T) {
 	}
 }
 
-// Where a device does not take the peer's access back, the end of the connection does.
+// If a device fails to revoke the peer's access, the end of the connection revokes it.
 func testRevokeKept(t *testing.T) {
 	f := useFake(t)
 	e, peer := fakePair(t, 51_030, Config{})
@@ -322,10 +323,10 @@ func testRevokeKept(t *testing.T) {
 	}
 	e.discard()
 	peer.discard()
-	f.set(memoryRegions, 0) // for good
+	f.set(memoryRegions, 0) // these registrations are lost for good
 }
 
-// Who arms while the queue announces something is woken by that, or the queue is asked
+// A goroutine that arms while the queue reports an event is woken by that event, or the queue is armed
 // again.
 func testNotices(t *testing.T) {
 	f := useFake(t)
@@ -334,7 +335,7 @@ func testNotices(t *testing.T) {
 	e.Start(w)
 	announced := f.get(fakeNotifies)
 	e.Disarm(^session.Events(0))
-	e.q.notice() // of what connecting asked for
+	e.q.notice() // consumes the notification that connecting has requested
 	begin, armed := make(chan struct{}), make(chan struct{}, 1)
 	defer close(begin)
 	go func() {
@@ -347,11 +348,11 @@ func testNotices(t *testing.T) {
 	for round := range rounds {
 		e.Arm(session.RecvReady)
 		begin <- struct{}{}
-		last := false // nothing more happens by itself
+		last := false // the other goroutine has armed, so nothing more happens by itself
 		for turn, missing := 0, session.RecvReady|session.SendReady; missing != 0; turn++ {
 			if asked := f.get(fakeNotifies); asked > announced {
 				announced = asked
-				for range rand.IntN(200) { // so that the other comes before, beside and behind
+				for range rand.IntN(200) { // so that the other Arm comes before, during and after notice
 					f.get(fakeNotifies)
 				}
 				e.q.notice()
@@ -364,11 +365,11 @@ func testNotices(t *testing.T) {
 				continue
 			default:
 			}
-			if turn < 1000 { // that the queue is asked again is to be noticed in the midst of it
+			if turn < 1000 { // notice that the queue is armed again as early as possible
 				continue
 			}
 			if !last {
-				<-armed // rather than to keep it from a processor
+				<-armed // waits, so that the other goroutine gets a processor
 				last = true
 			}
 		}
@@ -378,8 +379,8 @@ func testNotices(t *testing.T) {
 	}
 }
 
-// The memory of messages, and what Alloc gave, belongs to the endpoint until Retire, and
-// to nobody else's connection; the registrations go with Close and Abort.
+// The memory of messages, and of Alloc, belongs to the endpoint until Retire, and is not used for
+// another connection before. Its registrations are removed by Close and Abort.
 func testRetire(t *testing.T) {
 	f := useFake(t)
 	const memoryRegions = fakeObjects + 1

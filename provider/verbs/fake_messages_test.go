@@ -14,11 +14,11 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Room for messages is used again when the device has said so, and not before; and it is
-// said soon enough that nobody waits for ever.
+// Room for messages is used again after the device has reported that they were sent, and not before.
+// Completions are requested often enough that nobody waits for ever.
 func testSendRoom(t *testing.T) {
 	useFake(t)
-	for i, cfg := range []Config{{}, {sendBuffer: 1}} { // the least
+	for i, cfg := range []Config{{}, {sendBuffer: 1}} { // the smallest
 		e, _ := fakePair(t, 44_000+i, cfg)
 		sendRoom(t, e)
 	}
@@ -37,7 +37,7 @@ func sendRoom(t *testing.T, e *Endpoint) {
 	e.send.inline = 64
 	m := sendModel{t: t, e: e}
 	r := rand.New(rand.NewPCG(1, 1))
-	var room []byte // reserved for data
+	var room []byte // room that is reserved for data
 	const steps = 50_000
 	waits := 0
 	for i := range steps {
@@ -82,21 +82,21 @@ func sendRoom(t *testing.T, e *Endpoint) {
 	}
 }
 
-// sendModel knows what the device still sends.
+// sendModel tracks which messages the device has still to send.
 type sendModel struct {
 	t              *testing.T
 	e              *Endpoint
 	step           int
 	flying         []sending
-	signaled, done uint64 // the last message that asks for a completion, that has one
+	signaled, done uint64 // the last message that requests a completion, and the last that has one
 }
 
 type sending struct {
 	id       uint64
-	from, to int // of the send region
+	from, to int // offsets in the send region
 }
 
-// wait completes what asks for it.
+// wait completes all messages that request a completion.
 func (m *sendModel) wait() {
 	m.t.Helper()
 	if m.signaled == m.done {
@@ -107,7 +107,7 @@ func (m *sendModel) wait() {
 	m.flying = slices.DeleteFunc(m.flying, func(s sending) bool { return s.id <= m.done })
 }
 
-// committed commits n bytes from there.
+// committed commits n bytes at an offset.
 func (m *sendModel) committed(from, n int, commit func(int)) {
 	m.t.Helper()
 	before := m.e.send.posted
@@ -128,7 +128,7 @@ func (m *sendModel) committed(from, n int, commit func(int)) {
 	}
 }
 
-// buffers is the model of a receive queue: which buffers are posted, in order.
+// buffers models a receive queue: the buffers that are posted, in their order.
 type buffers struct {
 	f      *fake
 	posted []int
@@ -145,7 +145,7 @@ func (q *buffers) look() {
 	}
 }
 
-// deliver fills the next buffer with a message.
+// deliver fills the next posted buffer with a message.
 func (q *buffers) deliver(e *Endpoint, number uint64) {
 	q.f.t.Helper()
 	if len(q.posted) == 0 {
@@ -157,7 +157,8 @@ func (q *buffers) deliver(e *Endpoint, number uint64) {
 	e.complete(ibv.WC{ID: kindRecv | uint64(n), Opcode: ibv.WCRecv, ByteLen: 8})
 }
 
-// receiveModel knows what the peer has sent, within its window, and which buffers that takes.
+// receiveModel tracks which messages the peer has sent, within its window, and which buffers these
+// occupy.
 type receiveModel struct {
 	buffers
 	t          *testing.T
@@ -212,7 +213,7 @@ func (m *receiveModel) release() {
 	m.kept = m.kept[1:]
 }
 
-// use sends, polls and releases at random.
+// use sends, polls and releases messages at random.
 func (m *receiveModel) use(steps int) {
 	m.t.Helper()
 	r := rand.New(rand.NewPCG(2, 2))
@@ -233,7 +234,7 @@ func (m *receiveModel) use(steps int) {
 	}
 }
 
-// readAll leaves nothing to be read or released.
+// readAll reads and releases everything.
 func (m *receiveModel) readAll() {
 	m.t.Helper()
 	for m.next < m.sent {
@@ -246,8 +247,8 @@ func (m *receiveModel) readAll() {
 	m.look()
 }
 
-// Each buffer is posted again once, when nobody reads it any more, so that a peer which
-// keeps to its window finds one.
+// Each buffer is posted again, once, when nobody reads it any more. So a peer that keeps to its window
+// always finds a buffer.
 func testReceiveBuffers(t *testing.T) {
 	f := useFake(t)
 	e, _ := fakePair(t, 45_000, Config{})
@@ -259,7 +260,7 @@ func testReceiveBuffers(t *testing.T) {
 	}
 }
 
-// What comes and is no message ends the connection, and is not handed out.
+// A completion that is not a valid message ends the connection, and is not delivered.
 func testNoMessages(t *testing.T) {
 	useFake(t)
 	i := 0

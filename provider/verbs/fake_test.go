@@ -25,12 +25,12 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// fakeVariable names the file of words that this process shares with the fake.
+// fakeVariable names the file with the words that this process shares with the fake.
 const fakeVariable = "SAN_TEST_FAKE"
 
-// fakeTests are the tests over libraries that are not rdma-core's: testdata/fake.c has one
-// device, no data, and fails on request. So each call can fail in turn, a device
-// can go and come back in milliseconds, and the tests choose what completes.
+// fakeTests are tests over a fake of rdma-core's libraries, testdata/fake.c. It has one device, moves no
+// data, and fails on request. So each call can fail in turn, a device can be removed and come back
+// within milliseconds, and the tests choose what completes.
 var fakeTests = []struct {
 	name string
 	test func(*testing.T)
@@ -68,17 +68,17 @@ var fakeTests = []struct {
 	{"kept memory", testKeptMemory},
 }
 
-// TestOnFake runs each of them in a process of its own, which finds the fake where the
-// system's libraries would be.
+// TestOnFake runs each of fakeTests in a process of its own, which finds the fake in place of the
+// system's libraries.
 func TestOnFake(t *testing.T) {
-	if os.Getenv(fakeVariable) != "" { // such a process
+	if os.Getenv(fakeVariable) != "" { // this is such a process
 		for _, tt := range fakeTests {
 			t.Run(tt.name, tt.test)
 		}
 		return
 	}
 	if testenv.Device() != "" {
-		return // the lane of real drivers
+		return // this is the lane of real drivers
 	}
 	dir := t.TempDir()
 	buildFake(t, dir)
@@ -90,7 +90,7 @@ func TestOnFake(t *testing.T) {
 			}
 			child := exec.Command(os.Args[0], "-test.run=^TestOnFake$/^"+strings.ReplaceAll(tt.name, " ", "_")+"$", "-test.timeout=4m")
 			child.Env = append(os.Environ(), fakeVariable+"="+shared, "LD_LIBRARY_PATH="+dir,
-				"GORACE=atexit_sleep_ms=10 "+os.Getenv("GORACE")) // a second, by default, which is for other threads' reports
+				"GORACE=atexit_sleep_ms=10 "+os.Getenv("GORACE")) // the default is a second, which is for reports of other threads
 			if out, err := child.CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
@@ -105,7 +105,7 @@ func TestOnFake(t *testing.T) {
 	}
 }
 
-// buildFake makes the libraries.
+// buildFake builds the libraries.
 func buildFake(t *testing.T, dir string) {
 	t.Helper()
 	cc := os.Getenv("CC")
@@ -127,7 +127,7 @@ func buildFake(t *testing.T, dir string) {
 	}
 }
 
-// The words that the fake shares, as testdata/fake.c has them.
+// Indexes of the words that are shared with the fake, as in testdata/fake.c.
 const (
 	fakeCountdown = iota
 	fakeErrno
@@ -157,7 +157,7 @@ const (
 	fakeAckTimeout
 	fakeRetry
 	fakeRNRRetry
-	fakeUses // of the fake by tests
+	fakeUses // how many tests use the fake
 
 	fakeObjects = 32
 	fakeQPs     = fakeObjects + 4
@@ -167,21 +167,21 @@ const (
 	fakeWords   = 512
 )
 
-var _ [fakeObjects - fakeUses - 1]int // there is room for the words before those
+var _ [fakeObjects - fakeUses - 1]int // does not compile if the words above overlap the counts of objects
 
 var fakeKinds = [...]string{"protection domains", "memory regions", "completion channels", "completion queues", "queue pairs", "event channels", "ids"}
 
-// fake is the library under this process.
+// fake is the fake library in this process.
 type fake struct {
 	t     *testing.T
 	words *[fakeWords]atomic.Int64
-	arena int64 // of control buffers, used at the beginning
-	procs int   // goroutines then
+	arena int64 // bytes of control buffers in use at the beginning
+	procs int   // goroutines at the beginning
 
 	sockets int
 }
 
-// sockets is how many this process has.
+// sockets returns how many sockets this process has.
 func sockets() (n int) {
 	files, _ := filepath.Glob("/proc/self/fd/*")
 	for _, file := range files {
@@ -192,10 +192,10 @@ func sockets() (n int) {
 	return n
 }
 
-// useFake gives the fake, as new, and looks at the end of the test for what is left.
+// useFake returns the fake in its initial state. At the end of the test it checks that nothing is left.
 func useFake(t *testing.T) *fake {
 	t.Helper()
-	withoutReady(t) // they would come at any time, and count
+	withoutReady(t) // they would be made at any time, and counted
 	fd, err := syscall.Open(os.Getenv(fakeVariable), syscall.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -216,7 +216,7 @@ func useFake(t *testing.T) *fake {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, d := range list { // which would come at any time, and count
+	for _, d := range list { // they would come at any time, and be counted
 		measured.Store(keyOf(&ibv.Context{Device: d}), func() int { return 0 })
 	}
 	_, f.arena = controlArena().Bytes()
@@ -236,7 +236,7 @@ func (f *fake) get(word int) int64 { return f.words[word].Load() }
 
 func (f *fake) set(word int, n int64) { f.words[word].Store(n) }
 
-// order has the fake remove its device, or bring it back.
+// order makes the fake remove its device, or bring it back.
 func (f *fake) order(n int64) {
 	f.t.Helper()
 	f.set(fakeOrder, n)
@@ -284,7 +284,7 @@ func (f *fake) empty(when string) {
 	})
 }
 
-// failed names the call that failed last.
+// failed names the call that has failed last.
 func (f *fake) failed() string {
 	name := unsafe.Slice((*byte)(unsafe.Pointer(&f.words[fakeName])), 64)
 	s, _, _ := strings.Cut(string(name), "\x00")
@@ -295,16 +295,16 @@ func fakeAddr(port int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(port))
 }
 
-// fakeConfigs are the ways of having a protection domain.
+// fakeConfigs are the two kinds of protection domain: of each connection, and shared.
 var fakeConfigs = []Config{{}, {SharedDomain: true}}
 
-// serveLoopback has 127.0.0.1 belong to the fake's device.
+// serveLoopback makes 127.0.0.1 an address of the fake's device.
 func serveLoopback(t *testing.T) {
 	serveOn(map[string]string{"lo": "fake0"})
 	t.Cleanup(func() { serveOn(nil) })
 }
 
-// connectOnce makes a listener and a connection, and ends both.
+// connectOnce makes a listener and a connection, and closes both.
 func connectOnce(at netip.AddrPort, cfg Config) error {
 	cfg.Disable |= switchedOff()
 	l, err := listenAt(at, cfg)
@@ -335,7 +335,7 @@ func connectOnce(at netip.AddrPort, cfg Config) error {
 	return nil
 }
 
-// connectTwo makes a connection, and its listener for as long.
+// connectTwo makes a listener and a connection, which stay until the test ends.
 func connectTwo(t *testing.T, at netip.AddrPort) (dialed, accepted *Endpoint, err error) {
 	t.Helper()
 	cfg := Config{Disable: switchedOff()}
@@ -355,7 +355,7 @@ func connectTwo(t *testing.T, at netip.AddrPort) (dialed, accepted *Endpoint, er
 	return dialed, accepted, err
 }
 
-// fakePair makes a connection.
+// fakePair makes a connection, and fails the test if it cannot.
 func fakePair(t *testing.T, port int, cfg Config) (a, b *Endpoint) {
 	t.Helper()
 	cfg.Disable |= switchedOff()
@@ -377,7 +377,7 @@ func fakePair(t *testing.T, port int, cfg Config) (a, b *Endpoint) {
 	return a, b
 }
 
-// complete takes completions, as if one poll had given them.
+// complete processes completions, as if one poll had returned them.
 func (e *Endpoint) complete(wcs ...ibv.WC) {
 	e.q.mu.Lock()
 	defer e.q.mu.Unlock()
@@ -389,7 +389,7 @@ func (e *Endpoint) complete(wcs ...ibv.WC) {
 	e.q.publishFlushedLocked()
 }
 
-// wakes are the events that a session is woken for.
+// wakes gets the events for which a session is woken.
 type wakes chan session.Events
 
 func (w wakes) Wake(ev session.Events) {
@@ -399,7 +399,7 @@ func (w wakes) Wake(ev session.Events) {
 	}
 }
 
-// wakeFunc is a session that does something when it is woken.
+// wakeFunc is a Waker that calls a function.
 type wakeFunc func(session.Events)
 
 func (w wakeFunc) Wake(ev session.Events) { w(ev) }

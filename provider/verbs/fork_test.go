@@ -13,11 +13,11 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// Where a fork could take memory from the device, the heap's is neither sent from nor read
-// into, but copied; the arena's is used as everywhere.
+// If a fork could detach memory from the device, memory of the heap is copied, at both ends. The arena's
+// is used as on other hosts.
 func TestHeapWhereForksShareIt(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // the simulated kernel is set to be an old one: hwsimRuns
+		return // only where hwsimRuns sets the simulated kernel to an old one
 	}
 	x, y, err := connect(listen(t, Config{}), Config{})
 	if err != nil {
@@ -28,7 +28,7 @@ func TestHeapWhereForksShareIt(t *testing.T) {
 	rounds := func(from, into []byte) (direct uint64) {
 		t.Helper()
 		before := a.Stats().DirectBytesSent
-		for range 3 { // the first by the send buffer
+		for range 3 { // the first goes through the send buffer
 			rand.NewChaCha8([32]byte{1}).Read(from)
 			carry(t, a, b, from, into)
 		}
@@ -49,7 +49,7 @@ func TestHeapWhereForksShareIt(t *testing.T) {
 	if n := rounds(buf.Bytes(), heap); n == 0 {
 		t.Error("nothing left the arena directly")
 	}
-	testenv.Eventually(t, patience, func() error { // a Read may find all of it fetched ahead
+	testenv.Eventually(t, patience, func() error { // bytes that were fetched before the Read are copied
 		rounds(buf.Bytes(), heap)
 		if b.Stats().Unregistered == 0 {
 			return errors.New("no Read into the heap is counted")

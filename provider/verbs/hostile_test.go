@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	victimSize = 256 << 10      // of the memory, registered as a whole
-	exposedAt  = victimSize / 2 // where in it the exposed part begins
+	victimSize = 256 << 10      // of the memory, which is registered as a whole
+	exposedAt  = victimSize / 2 // the offset of the exposed part
 	exposedLen = 4096
 )
 
-// victim is an endpoint whose memory is registered, cached and was exposed before, and
-// its peer.
+// victim is an endpoint, and its peer. The endpoint's memory is registered and cached, a part is
+// exposed, and was exposed before.
 type victim struct {
 	hostile, e *Endpoint
-	mem        []byte             // e's, full of 's'
-	live       session.Descriptor // of a part of it
+	mem        []byte             // the endpoint's memory, full of 's'
+	live       session.Descriptor // of the exposed part
 	old        session.Descriptor // of the same part, revoked
 }
 
@@ -49,15 +49,15 @@ func newVictim(t *testing.T, l *listener, rights session.Rights) *victim {
 	return v
 }
 
-// unharmed is whether the memory is as it was.
+// unharmed reports whether the memory is unchanged.
 func (v *victim) unharmed() bool { return bytes.Count(v.mem, []byte{'s'}) == victimSize }
 
-// forgery makes the descriptor by which the victim's memory is attacked.
+// forgery makes the descriptor with which the victim's memory is attacked.
 type forgery func(*testing.T, *victim) session.Descriptor
 
 func revoked(_ *testing.T, v *victim) session.Descriptor { return v.old }
 
-// moved points off bytes behind what is exposed.
+// moved returns the exposed descriptor, moved by off bytes.
 func moved(off int) forgery {
 	return func(_ *testing.T, v *victim) session.Descriptor {
 		d := v.live
@@ -66,7 +66,7 @@ func moved(off int) forgery {
 	}
 }
 
-// otherKey is so far from the key that was given.
+// otherKey returns a descriptor whose key differs by off from the exposed one.
 func otherKey(off int32) forgery {
 	return func(_ *testing.T, v *victim) session.Descriptor {
 		d := v.live
@@ -75,7 +75,7 @@ func otherKey(off int32) forgery {
 	}
 }
 
-// cachedKey is one of the registration that the victim keeps for itself.
+// cachedKey returns a descriptor with a key of the cached registration, which was given to nobody.
 func cachedKey(key func(*regcache.Region) uint32) forgery {
 	return func(t *testing.T, v *victim) session.Descriptor {
 		t.Helper()
@@ -93,7 +93,7 @@ func cachedKey(key func(*regcache.Region) uint32) forgery {
 	}
 }
 
-// messages are the victim's buffers for messages, by the key of their registration.
+// messages returns a descriptor of the victim's message buffers, with the key of their registration.
 func messages(mem func(*Endpoint) ([]byte, *ibv.MR)) forgery {
 	return func(_ *testing.T, v *victim) session.Descriptor {
 		b, mr := mem(v.e)
@@ -106,7 +106,7 @@ func incoming(e *Endpoint) ([]byte, *ibv.MR) { return e.recv.mem, e.recv.mr }
 
 var attacks = []struct {
 	name  string
-	lacks []string // where it is not refused
+	lacks []string // devices that do not refuse it
 	forge forgery
 }{
 	{"keeps a descriptor", nil, revoked},
@@ -114,8 +114,8 @@ var attacks = []struct {
 	{"in front", []string{"windows"}, moved(-8)},
 	{"the rest of the object", []string{"windows"}, moved(exposedLen)},
 	{"far away", nil, moved(64 << 20)},
-	// siw serves reads by the key of any registration of the domain (it
-	// checks no right, siw_qp_tx.c).
+	// siw serves reads with the key of any registration in the domain (it does not check rights,
+	// siw_qp_tx.c).
 	{"guesses the cache's key", []string{"siw"}, cachedKey((*regcache.Region).LKey)},
 	{"guesses the cache's remote key", []string{"siw"}, cachedKey((*regcache.Region).RKey)},
 	{"guesses the key of what is sent", []string{"siw"}, messages(outgoing)},
@@ -125,8 +125,8 @@ var attacks = []struct {
 	{"guesses another object's key", nil, otherKey(1 << 8)},
 }
 
-// What a hostile peer tries at memory that is registered, cached and was exposed
-// before: it gets an error and no byte, and changes none.
+// A hostile peer attacks memory that is registered, cached and was exposed before: it gets an error and
+// no byte, and changes none.
 func TestHostilePeer(t *testing.T) {
 	for _, name := range []string{"registrations", "windows"} {
 		windows := name == "windows"
@@ -136,7 +136,7 @@ func TestHostilePeer(t *testing.T) {
 		l := listen(t, Config{})
 		l.windows = windows
 		for _, tt := range attacks {
-			if slices.Contains(tt.lacks, name) && testenv.Device() != hwsim.Lane { // rxe binds without bounds
+			if slices.Contains(tt.lacks, name) && testenv.Device() != hwsim.Lane { // on rxe, windows have no bounds
 				t.Logf("%s: not refused here: %s", name, tt.name)
 				continue
 			}
@@ -147,7 +147,7 @@ func TestHostilePeer(t *testing.T) {
 				expectNothingWritten(t, newVictim(t, l, session.RemoteWrite), tt.forge)
 			})
 		}
-		// What is not hostile works.
+		// The permitted access works.
 		v := newVictim(t, l, session.RemoteRead|session.RemoteWrite)
 		sink := make([]byte, exposedLen)
 		if err := read(t, v.hostile, sink, v.live); err != nil || bytes.Count(sink, []byte{'s'}) != exposedLen {
@@ -156,14 +156,14 @@ func TestHostilePeer(t *testing.T) {
 	}
 }
 
-// No device writes to what messages are sent from, not even this end's own.
+// No device writes to the memory that messages are sent from, not even this end's own.
 func TestNothingWritesToWhatIsSent(t *testing.T) {
 	if testenv.Device() == "siw" {
-		return // it checks no right of a read's sink
+		return // it does not check the rights of a read's sink
 	}
 	l := listen(t, Config{})
 	keys := map[string]func(*Endpoint) ([]byte, *ibv.MR){"its key": outgoing}
-	if testenv.Device() == hwsim.Lane { // on rxe 96 of 4,096 bytes came, seen once
+	if testenv.Device() == hwsim.Lane { // on rxe 96 of 4,096 bytes arrived, seen once
 		keys["the key of what is received"] = incoming
 	}
 	for name, by := range keys {
@@ -172,7 +172,7 @@ func TestNothingWritesToWhatIsSent(t *testing.T) {
 		d := expose(t, a, b, exposed, session.RemoteRead)
 		wr := ibv.SendWR{Opcode: ibv.OpRead, RemoteAddr: d.Addr, RemoteKey: uint32(d.Key)}
 		mem, _ := outgoing(a)
-		clear(mem) // of an earlier connection's messages
+		clear(mem) // removes an earlier connection's messages
 		_, mr := by(a)
 		wr.SGE = ibv.SGE{Addr: uint64(addressOf(mem)), Length: exposedLen, LKey: mr.LKey}
 		a.q.mu.Lock()
@@ -207,8 +207,8 @@ func expectNothingWritten(t *testing.T, v *victim, forge forgery) {
 	}
 }
 
-// ownMemory is memory that an endpoint keeps registered for itself, with its keys. None of it is
-// the peer's to read or write, but for what was exposed, by that exposure's key.
+// ownMemory is memory that an endpoint keeps registered for itself, with its keys. The peer may access
+// nothing of it, except what is exposed, with that exposure's key.
 type ownMemory struct {
 	mem  []byte
 	keys []uint32
@@ -237,7 +237,7 @@ var ownMemories = map[string]func(*testing.T, *Endpoint, *Endpoint) ownMemory{
 	"a send buffer": func(t *testing.T, _, e *Endpoint) ownMemory { return allocated(t, e, regcache.LocalRead) },
 }
 
-// allocated is memory of the arena as the endpoint's cache has it registered.
+// allocated returns memory of the arena, registered by the endpoint's cache.
 func allocated(t *testing.T, e *Endpoint, access regcache.Access) ownMemory {
 	t.Helper()
 	mem := e.mem.Alloc(victimSize)
@@ -258,8 +258,8 @@ func allocated(t *testing.T, e *Endpoint, access regcache.Access) ownMemory {
 	return ownMemory{mem: mem, keys: []uint32{r.LKey(), r.RKey()}}
 }
 
-// What an endpoint keeps registered for itself, a hostile peer that knows the key neither reads
-// nor writes.
+// A hostile peer that knows the key of memory that an endpoint keeps registered for itself can neither
+// read nor write it.
 func TestHostilePeerAtOwnMemory(t *testing.T) {
 	for _, windows := range []bool{false, true} {
 		if windows && testenv.Device() == "siw" {
@@ -282,8 +282,8 @@ func TestHostilePeerAtOwnMemory(t *testing.T) {
 	}
 }
 
-// attackOwnMemory attacks the end of some own memory by one of its keys, the last by that which
-// was revoked.
+// attackOwnMemory attacks the last bytes of such memory with one of its keys; the last key is the
+// revoked one.
 func attackOwnMemory(t *testing.T, l *listener, of func(*testing.T, *Endpoint, *Endpoint) ownMemory, key int, writes bool) {
 	t.Helper()
 	hostile, e := pair(t, l, Config{})

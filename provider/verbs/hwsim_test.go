@@ -23,8 +23,8 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// hwsimRuns are tests of the lanes with devices that run on the simulated one as well. The
-// others are about the guest's network, or about what rxe and siw do.
+// hwsimRuns are tests of the lanes with devices that also run on the simulated device. The others
+// concern the guest's network, or the behaviour of rxe and siw.
 var hwsimRuns = []hwsimRun{
 	{"endpoints", "seed=1,jitter_us=8", "^TestEndpoint$/^(default|windows,_shared_domain)$", "TestEndpoint/.*/NoAllocation"},
 	{"calm endpoints", "calm", "^TestEndpoint$/^(without_rdma_cm|without_windows|shared_domain)$", ""},
@@ -61,8 +61,8 @@ var hwsimRuns = []hwsimRun{
 		"TestWindowIsFreeBehindItsRevoke|TestWindowsAtATime|TestHostilePeer|TestHostilePeerAtOwnMemory|TestNothingWritesToWhatIsSent|TestPeerInvalidates|TestPeerReturns|TestPeerSendsImmediateData)$", ""},
 }
 
-// hwsimUnlimited are those of what is not there where RLIMIT_MEMLOCK applies: endpoints ready, costs
-// measured, an arena that a large Write fits.
+// hwsimUnlimited are tests that RLIMIT_MEMLOCK would prevent: of ready endpoints, measured costs, and an
+// arena with room for a large Write.
 var hwsimUnlimited = []hwsimRun{
 	{"ready endpoints", "seed=29", "^(TestReady|TestReadyForOthers|TestReadyOfAFailedDevice|TestReadyOfOtherSizes|TestNoneReady)$", ""},
 	{"ready endpoints of a NIC", "latency_ns=2000", "^(TestReady|TestEndWhileRefilling)$", ""},
@@ -84,11 +84,11 @@ type hwsimRun struct{ name, settings, tests, skip string }
 
 func (r hwsimRun) run(t *testing.T) { onHwsim(t, r.settings, r.tests, r.skip) }
 
-// TestOnHwsim runs them in processes of their own, which find the simulated device's
-// libraries where the system's would be.
+// TestOnHwsim runs both in processes of their own, which find the simulated device's libraries in place
+// of the system's.
 func TestOnHwsim(t *testing.T) {
 	if testenv.Device() != "" {
-		return // such a process, or the lane of real drivers
+		return // this is such a process, or the lane of real drivers
 	}
 	for _, tt := range hwsimRuns {
 		t.Run(tt.name, tt.run)
@@ -103,10 +103,11 @@ func TestOnHwsim(t *testing.T) {
 	}
 }
 
-// TestMemlockOnHwsim is TestMemlockLimits there: as root, but without the right to lock more.
+// TestMemlockOnHwsim runs TestMemlockLimits on the simulated device: as root, but without the capability
+// to exceed the limit.
 func TestMemlockOnHwsim(t *testing.T) {
 	if testenv.Device() != "" {
-		return // such a process, or the lane of real drivers
+		return // this is such a process, or the lane of real drivers
 	}
 	testenv.NeedRoot(t)
 	if _, err := exec.LookPath("setpriv"); err != nil {
@@ -126,11 +127,11 @@ func onHwsim(t *testing.T, settings, tests, skip string) {
 	runOnHwsim(t, exec.Command(os.Args[0]), settings, tests, skip)
 }
 
-// runOnHwsim is onHwsim by a command that runs this program.
+// runOnHwsim does what onHwsim does, with a command that runs this program.
 func runOnHwsim(t *testing.T, child *exec.Cmd, settings, tests, skip string, env ...string) {
 	t.Helper()
 	f := hwsim.New(t, settings)
-	limit := 3*time.Minute + time.Duration(*resting)*50*time.Millisecond // for what others slow down
+	limit := 3*time.Minute + time.Duration(*resting)*50*time.Millisecond // also on a busy machine
 	child.Args = append(child.Args, "-test.run="+tests, "-test.skip="+skip, fmt.Sprintf("-test.timeout=%v", limit),
 		fmt.Sprintf("-resting=%d", *resting), "-test.v")
 	child.Env = append(f.Env(), env...)
@@ -144,11 +145,11 @@ func runOnHwsim(t *testing.T, child *exec.Cmd, settings, tests, skip string, env
 	f.Check(t)
 }
 
-// A dialer's confirmation that is lost is made up for by its first message, long before
-// rdma_cm repeats anything.
+// If a dialer's confirmation is lost, its first message takes its place, long before rdma_cm repeats
+// anything.
 func TestConfirmationLost(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // the simulated device is set to do this: hwsimRuns
+		return // only where hwsimRuns sets the simulated device to lose it
 	}
 	l := listen(t, Config{})
 	a, err := Dial(patient(t), netip.Addr{}, l.addrs()[0], Config{Disable: switchedOff()})
@@ -169,11 +170,11 @@ func TestConfirmationLost(t *testing.T) {
 	}
 }
 
-// On iWARP other than siw nothing is read by RDMA, as the memory it went to would be open
-// to the peer: large Writes go to the inbox, too.
+// On iWARP other than siw nothing is read by RDMA, because the sink of a read would be open to the peer:
+// large Writes go to the inbox, too.
 func TestIWARPIsWrittenTo(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // the simulated device is set to be one: hwsimRuns
+		return // only where hwsimRuns sets the simulated device to iWARP
 	}
 	l := listen(t, Config{})
 	x, y, err := connect(l, Config{})
@@ -194,11 +195,10 @@ func TestIWARPIsWrittenTo(t *testing.T) {
 	}
 }
 
-// On iWARP a dial may find that the peer has ended the connection already, before the peer's first
-// message has come.
+// On iWARP a dial may find that the peer has ended the connection before its first message has come.
 func TestPeerEndsAtOnce(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // the simulated device is set to be iWARP: hwsimRuns
+		return // only where hwsimRuns sets the simulated device to iWARP
 	}
 	nothingLeft(t)
 	l := listen(t, Config{})
@@ -216,11 +216,11 @@ func TestPeerEndsAtOnce(t *testing.T) {
 	})
 }
 
-// Where registering costs as much as several copies, as many Writes of the same memory go through
-// the send buffer first.
+// If registering costs as much as several copies, as many Writes of the same memory go through the send
+// buffer first.
 func TestWhatRegisteringCosts(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // the simulated device is set to take its time: hwsimRuns
+		return // only where hwsimRuns sets registering to take time
 	}
 	l := listen(t, Config{})
 	x, y, err := connect(l, Config{})
@@ -229,7 +229,7 @@ func TestWhatRegisteringCosts(t *testing.T) {
 	}
 	awaitProbed(t, x.dev)
 	copies := x.dev.costs.copiesBefore()
-	if copies < 2 || copies > 8 { // docs/MEMORY.md: the ninth Write at most
+	if copies < 2 || copies > 8 { // docs/MEMORY.md: at the latest the ninth Write is not copied
 		t.Errorf("a registration of 3 ms or more costs %d copies of %d bytes", copies, measureBytes)
 	}
 	a, b := negotiate(t, x, y, session.Config{})
@@ -244,7 +244,7 @@ func TestWhatRegisteringCosts(t *testing.T) {
 		t.Errorf("no offer by %d Writes; a registration costs %d copies", copies+1, copies)
 	}
 
-	// A Read of new memory copies, too.
+	// A Read into new memory copies, too.
 	had, offers, read := y.dom.cache.Stats(), a.Stats().OffersSent, b.Stats().DirectBytesReceived
 	for range 5 {
 		carry(t, a, b, sent, make([]byte, len(sent)))
@@ -255,7 +255,7 @@ func TestWhatRegisteringCosts(t *testing.T) {
 	if a.Stats().OffersSent < offers+5 {
 		t.Errorf("%d offers by 5 Writes", a.Stats().OffersSent-offers)
 	}
-	testenv.Eventually(t, patience, func() error { // a Read that comes late finds the bytes fetched ahead
+	testenv.Eventually(t, patience, func() error { // bytes that were fetched before the Read are copied
 		carry(t, a, b, sent, got)
 		if b.Stats().DirectBytesReceived == read {
 			return errors.New("no Read into memory that comes again")
@@ -264,10 +264,11 @@ func TestWhatRegisteringCosts(t *testing.T) {
 	})
 }
 
-// A device without reliable connections, as EFA is and mana was, serves nobody, and a dial ends in TCP.
+// A device without reliable connections, such as EFA, and mana's in earlier versions, serves nobody. A
+// dial stays on TCP.
 func TestNoReliableConnections(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // the simulated device is set to do this: hwsimRuns
+		return // only where hwsimRuns sets the simulated device so
 	}
 	l := listen(t, Config{})
 	_, err := Dial(patient(t), netip.Addr{}, l.addrs()[0], Config{})
@@ -281,13 +282,12 @@ var (
 	hwsimTime  = flag.Duration("hwsim.time", 0, "how long TestHwsimSeeds takes new seeds")
 )
 
-// The families that have reliable connections, what else they have, and what their
-// fabrics lose.
+// The families with reliable connections, their other features, and what their fabrics lose.
 var (
 	hwsimProfiles = []struct {
 		name          string
 		windows, noCM bool
-		transfers     string // of TestTransfers
+		transfers     string // a pattern for subtests of TestTransfers
 	}{
 		{"mlx5-roce", true, true, "read|write"},
 		{"mlx5-ib", true, false, "read|write"},
@@ -307,7 +307,7 @@ var (
 	}
 )
 
-// hwsimSeed is what a seed stands for.
+// hwsimSeed returns the device's settings, and the tests, that a seed stands for.
 func hwsimSeed(seed int) (settings, tests string) {
 	p := hwsimProfiles[seed%len(hwsimProfiles)]
 	configs := []string{"default", "smallest", "without_windows", "shared_domain"}
@@ -325,8 +325,8 @@ func hwsimSeed(seed int) (settings, tests string) {
 	return settings, fmt.Sprintf("^TestEndpoint$/^%s$/^(%s)$", configs[r.IntN(len(configs))], hwsimGroups[r.IntN(len(hwsimGroups))])
 }
 
-// TestHwsimSeeds runs the contract of session.Endpoint on simulated devices of all
-// families, some of it with each seed, for as long as a flag says.
+// TestHwsimSeeds runs the contract of session.Endpoint on simulated devices of all families, a part of
+// it with each seed, for as long as a flag says.
 func TestHwsimSeeds(t *testing.T) {
 	var next atomic.Int64
 	next.Store(int64(*hwsimFirst))

@@ -8,7 +8,7 @@ import (
 	"github.com/sanconn/san/internal/rdmalink"
 )
 
-// Whose an address is, and what an interface is like, is as package net has it.
+// The interface of an address, and the properties of an interface, are the same as package net's.
 func TestInterfacesAsNetHasThem(t *testing.T) {
 	ifis, err := net.Interfaces()
 	if err != nil || len(ifis) == 0 {
@@ -43,7 +43,7 @@ func TestInterfacesAsNetHasThem(t *testing.T) {
 	if having == 0 {
 		t.Error("no interface has an address")
 	}
-	for _, a := range []string{"192.0.2.1", "2001:db8::1"} { // documentation's
+	for _, a := range []string{"192.0.2.1", "2001:db8::1"} { // addresses for documentation
 		if name, err := interfaceOf(netip.MustParseAddr(a)); name != "" || err != nil {
 			t.Errorf("%s: %q, %v", a, name, err)
 		}
@@ -56,14 +56,14 @@ func TestInterfacesAsNetHasThem(t *testing.T) {
 	}
 }
 
-// What finding a connection's device costs, in a network namespace that has as many interfaces as
-// is to be measured (docs/notes/rdma.md).
+// BenchmarkInterfaces measures the search for a connection's device, in a network namespace that has as
+// many interfaces as should be measured (docs/notes/rdma.md).
 func BenchmarkInterfaces(b *testing.B) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil || len(addrs) == 0 {
 		b.Fatal(addrs, err)
 	}
-	var last netip.Addr // of IPv4: a link-local one of IPv6 has a route by its zone alone
+	var last netip.Addr // of IPv4, as a link-local address of IPv6 has a route only with its zone
 	for _, addr := range addrs {
 		if a, _ := netip.AddrFromSlice(addr.(*net.IPNet).IP); a.Unmap().Is4() {
 			last = a.Unmap()

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// serveOn has the addresses of interfaces belong to devices that sysfs does not know.
+// serveOn makes addresses of interfaces belong to devices that sysfs does not know.
 func serveOn(devices map[string]string) {
 	r := &rdmaDevices
 	r.mu.Lock()
@@ -13,7 +13,7 @@ func serveOn(devices map[string]string) {
 	r.names, r.at = devices, time.Now().Add(time.Hour)
 }
 
-// whyNotServed is why no device serves a destination; nil: one does.
+// whyNotServed returns why no device serves a destination, or nil if one does.
 func whyNotServed(dst netip.Addr) error {
 	_, err := ServedBy(dst, Route{}, Config{})
 	return err

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 )
 
-// serveOn is of no use where there are no RDMA devices.
+// serveOn does nothing, because there are no RDMA devices here.
 func serveOn(map[string]string) {}
 
 func whyNotServed(netip.Addr) error { return errors.ErrUnsupported }

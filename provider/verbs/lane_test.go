@@ -19,8 +19,8 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// hardwareLane is that of real devices (test/hardware). hardwareAddrs names the variable with
-// the addresses of the dialer's and the listener's: ADDRESS,ADDRESS.
+// hardwareLane is the lane of real devices (test/hardware). hardwareAddrs names the variable with the
+// addresses of the dialer's and the listener's device: ADDRESS,ADDRESS.
 const (
 	hardwareLane  = "hardware"
 	hardwareAddrs = "SAN_TEST_RDMA_ADDRESSES"
@@ -50,7 +50,7 @@ func cable(t testing.TB) (dialer, listener netip.Addr) {
 	return netip.MustParseAddr(a[0]), netip.MustParseAddr(a[1])
 }
 
-// objects counts those that the kernel, or the simulated device, has.
+// objects counts the objects that the kernel, or the simulated device, has.
 func objects(t testing.TB) map[string]int {
 	if testenv.Device() == hwsim.Lane {
 		return hwsim.Objects(t)
@@ -58,7 +58,7 @@ func objects(t testing.TB) map[string]int {
 	return testenv.RDMAObjects(t)
 }
 
-// patience bounds every wait; it is no target.
+// patience bounds each wait. A test that reaches it has failed.
 const patience = 20 * time.Second
 
 func patient(t testing.TB) context.Context {
@@ -67,11 +67,11 @@ func patient(t testing.TB) context.Context {
 	return ctx
 }
 
-// listener keeps what a Listener takes for Accept.
+// listener keeps the connections of a Listener for Accept.
 type listener struct {
 	*Listener
 	came    chan *Endpoint
-	windows bool // connections trust their device's windows, whatever it is known to enforce, once they are made
+	windows bool // connections use their device's windows once they are made, whether or not it enforces them
 }
 
 func listenAt(addr netip.AddrPort, cfg Config) (*listener, error) {
@@ -90,7 +90,7 @@ func (l *listener) Accept() (*Endpoint, error) {
 	}
 }
 
-// addrs are the addresses that are listened on.
+// addrs returns the addresses on which it listens.
 func (l *listener) addrs() []netip.AddrPort {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,7 +104,7 @@ func (l *listener) addrs() []netip.AddrPort {
 	return list
 }
 
-// Close ends the connections that were not accepted as well.
+// Close also ends connections that were not accepted.
 func (l *listener) Close() error {
 	err := l.Listener.Close()
 	for {
@@ -130,12 +130,12 @@ func listen(t testing.TB, cfg Config) *listener {
 	return l
 }
 
-// lastPort is the last one that freePort has returned. Processes that run side by side, as on
-// the simulated device, start apart, below the ports that the kernel gives out.
+// lastPort is the port that freePort has returned last. Processes that run at the same time, as on the
+// simulated device, begin at different ports, below those that the kernel assigns.
 var lastPort = uint16(10000 + os.Getpid()*101%10000)
 
-// freePort is a port that no test has used, as the connection manager keeps them for a
-// while, and on which, and on iWARP's for it, no socket listens.
+// freePort returns a port that no test has used before, because the connection manager keeps ports for a
+// while. No socket listens on it, nor on its port for iWARP.
 func freePort() uint16 {
 	for {
 		lastPort++
@@ -154,7 +154,7 @@ func isFree(port uint16) bool {
 	return true
 }
 
-// switchedOff are the features that SAN_DISABLE names, as the lanes without them do.
+// switchedOff are the features that SAN_DISABLE names in the lanes without these.
 var switchedOff = sync.OnceValue(func() (off session.Feature) {
 	for _, name := range strings.FieldsFunc(os.Getenv("SAN_DISABLE"), func(r rune) bool { return r == ',' }) {
 		feature, known := session.FeatureNames[name]
@@ -175,7 +175,7 @@ func connect(l *listener, cfg Config) (dialed, accepted *Endpoint, err error) {
 	defer cancel()
 	cfg.Disable |= switchedOff()
 	if l.windows {
-		trustWindows(false) // so the domain is the connection's own, unless the probe has answered
+		trustWindows(false) // so that the domain is the connection's own, unless the probe has ended
 		defer trustWindows(true)
 	}
 	dialed, err = Dial(ctx, netip.Addr{}, l.addrs()[0], cfg)
@@ -190,7 +190,8 @@ func connect(l *listener, cfg Config) (dialed, accepted *Endpoint, err error) {
 	return dialed, accepted, nil
 }
 
-// trustWindows has the devices in use go by windows, or not. They are forgotten with their last use.
+// trustWindows makes the devices in use trust windows, or not. A device's setting is forgotten when it
+// is no longer used.
 func trustWindows(yes bool) {
 	devices.mu.Lock()
 	defer devices.mu.Unlock()
@@ -218,7 +219,7 @@ func accept(l *listener) (*Endpoint, error) {
 	}
 }
 
-// discard ends a connection and what the endpoint holds.
+// discard ends a connection, and releases what the endpoint holds.
 func (e *Endpoint) discard() {
 	e.Abort()
 	e.Retire()
@@ -251,7 +252,7 @@ func negotiate(t testing.TB, x, y *Endpoint, cfg session.Config) (a, b *session.
 	return a, b
 }
 
-// reasonOf is why there is no SAN, ReasonNone if err does not say.
+// reasonOf returns why there is no SAN, or ReasonNone if err does not tell.
 func reasonOf(err error) session.Reason {
 	var u *session.Unavailable
 	if errors.As(err, &u) {
@@ -260,8 +261,8 @@ func reasonOf(err error) session.Reason {
 	return session.ReasonNone
 }
 
-// run runs a command of the guest, which changes its network: never on a machine that
-// tests do not own, as with simulated and real devices.
+// run runs a command that changes the guest's network. It must not be used on a machine that does not
+// belong to the tests, as with simulated and real devices.
 func run(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	if lane := testenv.Device(); lane == hwsim.Lane || lane == hardwareLane {
@@ -274,7 +275,7 @@ func run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// cableOfAll is cable where the device's addresses are among those of an unspecified one.
+// cableOfAll returns a cable on which an unspecified address includes the device's.
 func cableOfAll(t testing.TB) netip.Addr {
 	_, addr := cable(t)
 	if testenv.Device() == hwsim.Lane {

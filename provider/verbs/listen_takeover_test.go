@@ -11,7 +11,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// A listener waits while another has the port, and listens once it is free.
+// A listener whose port another process has waits, and listens once the port is free.
 func TestListenerTakesOver(t *testing.T) {
 	cable(t)
 	for _, cfg := range []Config{{}, {WithoutCM: true}} {
@@ -38,7 +38,8 @@ func TestListenerTakesOver(t *testing.T) {
 	}
 }
 
-// One that waits for a port on all addresses tries again without looking each time which there are.
+// While a listener on all addresses waits for its port, it tries again without looking up the addresses
+// each time.
 func TestListenerThatWaitsDoesNotLook(t *testing.T) {
 	at := netip.AddrPortFrom(cableOfAll(t), freePort())
 	all := netip.AddrPortFrom(netip.IPv6Unspecified(), at.Port())
@@ -57,7 +58,7 @@ func TestListenerThatWaitsDoesNotLook(t *testing.T) {
 		}
 		return l
 	}
-	testenv.Eventually(t, patience, func() error { // an interface may change meanwhile
+	testenv.Eventually(t, patience, func() error { // an interface may have changed, so a look is possible
 		l, began := wait(), time.Now()
 		time.Sleep(5 * retryTime)
 		if l.Close(); l.looked.After(began) {
@@ -87,7 +88,7 @@ func meetAt(t *testing.T, l *listener, at netip.AddrPort, cfg Config) {
 	b.discard()
 }
 
-// One that is closed before its turn has come ends.
+// A listener that is closed while it waits ends.
 func TestListenerThatWaitsIsClosed(t *testing.T) {
 	cable(t)
 	for _, cfg := range []Config{{}, {WithoutCM: true}} {

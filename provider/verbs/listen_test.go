@@ -14,7 +14,7 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// What a listener refuses, and why, reaches the dialer.
+// If a listener refuses, the dialer gets the reason.
 func TestRefusals(t *testing.T) {
 	t.Run("too many at a time", func(t *testing.T) {
 		l := listen(t, Config{})
@@ -23,7 +23,7 @@ func TestRefusals(t *testing.T) {
 	})
 	for _, withoutCM := range []bool{false, true} {
 		if withoutCM && testenv.Device() == "siw" {
-			continue // iWARP has no such way
+			continue // iWARP cannot do without rdma_cm
 		}
 		t.Run(fmt.Sprintf("subnet, without rdma_cm %v", withoutCM), func(t *testing.T) {
 			l := listen(t, Config{WithoutCM: withoutCM, Subnets: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
@@ -34,7 +34,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A listener on :: that takes no IPv4 takes none over RDMA either.
+// A listener on :: that does not accept IPv4 does not accept it over RDMA either.
 func TestListenerOfIPv6Alone(t *testing.T) {
 	cable(t)
 	for _, alone := range []bool{true, false} {
@@ -55,14 +55,14 @@ func TestListenerOfIPv6Alone(t *testing.T) {
 	}
 }
 
-// fill has a listener believe that it makes as many connections as it may.
+// fill makes a listener count as many connections in the making as it may have.
 func fill(l *listener) {
 	for range mostMaking {
 		l.making <- struct{}{}
 	}
 }
 
-// refusedForRoom expects a full listener to refuse, and to go on once it has a place.
+// refusedForRoom expects a full listener to refuse, and to accept again once it has a place.
 func refusedForRoom(t *testing.T, l *listener, cfg Config) {
 	t.Helper()
 	if _, err := Dial(patient(t), netip.Addr{}, l.addrs()[0], cfg); reasonOf(err) != session.ReasonResources {
@@ -72,21 +72,20 @@ func refusedForRoom(t *testing.T, l *listener, cfg Config) {
 	meetAt(t, l, l.addrs()[0], cfg)
 }
 
-// Who asks for a connection and does not go on to make it keeps its place until its time is up
-// at most, and leaves nothing.
+// A peer that requests a connection, and does not complete it, keeps its place until a timeout at most,
+// and leaves nothing behind.
 func TestHalfOpenRequests(t *testing.T) {
 	cable(t)
 	if testenv.Device() == "siw" {
-		return // asking takes a queue pair, and the listener's end is established with it
+		return // there a request needs a queue pair, and establishes the listener's end at once
 	}
 	nothingLeft(t)
 	l := listen(t, Config{})
-	request(t, l, 1000) // whose answer is never taken, so that librdmacm does not go on
+	request(t, l, 1000) // the answer is never read, so librdmacm does not go on
 	expectGivenUp(t, l, 1)
 }
 
-// expectGivenUp waits until a listener has given up so many connections that their dialers do not
-// make.
+// expectGivenUp waits until a listener has given up n connections that their dialers do not complete.
 func expectGivenUp(t *testing.T, l *listener, n int) {
 	t.Helper()
 	making := func(n int) {
@@ -109,10 +108,10 @@ func expectGivenUp(t *testing.T, l *listener, n int) {
 	}
 }
 
-// A device that goes and comes back is listened on again, on its own address as
-// well as on all of them. A software device is not gone, and cannot come back, before
-// the processes that have it open have ended: here it is the event that comes alone. So it is where an
-// address has gone over to another device (a bond's).
+// A listener listens again on a device that was removed and has come back, both on its own address and
+// on all. A software device is not really gone, and cannot come back, before the processes that have it
+// open have ended: so here there is only the event. The same holds if an address has moved to another
+// device (as with a bond).
 func TestListenerOutlivesItsDevice(t *testing.T) {
 	at := cableOfAll(t)
 	for _, where := range []netip.Addr{at, netip.IPv4Unspecified()} {
@@ -152,15 +151,15 @@ func TestListenerOutlivesItsDevice(t *testing.T) {
 	}
 }
 
-// One whose device has gone does not list it any more, and ends.
+// A listener whose device has gone no longer lists it, and can be closed.
 func TestListenerWithoutItsDevice(t *testing.T) {
 	_, rdma, at := ownCable(t)
 	l, err := listenAt(netip.AddrPortFrom(at, freePort()), Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	del := exec.Command("rdma", "link", "delete", rdma[:len(rdma)-1]+"2") // the listener's end
-	if err := del.Start(); err != nil {                                   // it ends with this process
+	del := exec.Command("rdma", "link", "delete", rdma[:len(rdma)-1]+"2") // the device of the listener's end
+	if err := del.Start(); err != nil {                                   // the command returns when this process has closed the device
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, patience, func() error {
@@ -181,8 +180,8 @@ func TestListenerWithoutItsDevice(t *testing.T) {
 	}
 }
 
-// A connect request that is taken while its channel's last id goes is not adopted: the
-// channel is about to be destroyed, and there may be another.
+// A connect request may arrive while the last id of its channel is closed. It is not taken over, because
+// the channel is about to be destroyed, and there may be a new one.
 func TestRequestOfAnEndingChannel(t *testing.T) {
 	ending, fresh := new(ibv.EventChannel), new(ibv.EventChannel)
 	for _, h := range []*cmHub{{}, {users: 1, channel: fresh}} {
@@ -196,12 +195,12 @@ func TestRequestOfAnEndingChannel(t *testing.T) {
 	}
 }
 
-// Nothing is made for a request that is not admitted: a listener without any room refuses others
-// for that. Admit hears the ends that the TCP connection would have, and the dialer's proof.
+// Nothing is made for a request that Admit refuses: a listener without any room refuses others for lack
+// of room. Admit gets the two addresses of the TCP connection, and the dialer's proof.
 func TestAdmit(t *testing.T) {
 	for _, withoutCM := range []bool{false, true} {
 		if withoutCM && testenv.Device() == "siw" {
-			continue // iWARP has no such way
+			continue // iWARP cannot do without rdma_cm
 		}
 		for _, want := range []error{nil, ErrUnknown, ErrOther} {
 			t.Run(fmt.Sprintf("without rdma_cm %v, %v", withoutCM, want), func(t *testing.T) {

@@ -23,8 +23,8 @@ import (
 
 var connections = flag.Int("connections", 200, "connections that TestManyConnectionsLeaveNothing opens and closes")
 
-// comeAndGo opens a connection, reads from and into memory of this process, and closes it
-// in the state that is the number's turn.
+// comeAndGo makes a connection, reads from and into memory of this process, and closes it in a state
+// that depends on the number.
 func comeAndGo(l *listener, number int, from []byte) error {
 	a, b, err := connect(l, Config{})
 	if err != nil {
@@ -35,12 +35,12 @@ func comeAndGo(l *listener, number int, from []byte) error {
 	begin(a)
 	begin(b)
 	into := make([]byte, len(from))
-	for round := range 2 { // the second one finds the first one's in the cache
+	for round := range 2 { // the second round finds the first one's registrations in the cache
 		d, err := a.mem.Expose(from, session.RemoteRead)
 		if err != nil {
 			return err
 		}
-		// Only a message behind it makes sure that a window is open.
+		// A window is certain to be open only after a later message.
 		a.CommitControl(len(a.ReserveControl(16)))
 		if _, err := next(b, session.Message); err != nil {
 			return err
@@ -50,7 +50,7 @@ func comeAndGo(l *listener, number int, from []byte) error {
 			return err
 		}
 		if number%10 == 9 {
-			return nil // in the middle of it
+			return nil // in the middle of the transfer
 		}
 		if ev, err := next(b, session.ReadDone); err != nil || ev.Err != nil {
 			return cmp.Or(err, ev.Err)
@@ -61,14 +61,14 @@ func comeAndGo(l *listener, number int, from []byte) error {
 		a.mem.Revoke(d)
 	}
 	if number%2 == 0 {
-		a.mem.Alloc(4096) // not freed
+		a.mem.Alloc(4096) // is not freed
 	}
 	a.Close()
 	b.Close()
 	return nil
 }
 
-// next waits for an event, which has to be of the kind.
+// next waits for an event, which must be of the kind.
 func next(e *Endpoint, kind session.EventKind) (ev session.Event, err error) {
 	for began := time.Now(); !e.Poll(&ev); runtime.Gosched() {
 		if e.Err() != nil || time.Since(began) > patience {
@@ -81,17 +81,17 @@ func next(e *Endpoint, kind session.EventKind) (ev session.Event, err error) {
 	return ev, err
 }
 
-// Connections that come and go, with registered memory of theirs in all states,
-// leave no descriptor and no goroutine, and with the listeners nothing registered.
+// Connections come and go, with registered memory in all states. They leave no descriptor and no
+// goroutine and, after their listeners, nothing registered.
 func TestManyConnectionsLeaveNothing(t *testing.T) {
-	buffers := make([][]byte, 8) // shared, as a program's pool is
+	buffers := make([][]byte, 8) // shared by all, as a program's pool is
 	for i := range buffers {
 		buffers[i] = make([]byte, 64<<10)
 	}
 	listeners := make([]*listener, 4)
 	for i := range listeners {
 		listeners[i] = listen(t, Config{})
-		if err := comeAndGo(listeners[i], 0, buffers[0]); err != nil { // loads what is loaded once
+		if err := comeAndGo(listeners[i], 0, buffers[0]); err != nil { // for what is set up only once
 			t.Fatal(err)
 		}
 	}
@@ -114,7 +114,7 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 	}
 	all.Wait()
 	t.Logf("%d connections in %v", *connections, time.Since(began).Round(time.Millisecond))
-	goroutinesGone(t, goroutines, patience) // iWARP tears down in the background
+	goroutinesGone(t, goroutines, patience) // iWARP closes connections in the background
 	testenv.Eventually(t, patience, func() error {
 		if d := openDescriptors(t); d > descriptors {
 			return fmt.Errorf("%d descriptors, %d before", d, descriptors)
@@ -127,7 +127,7 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 	expectNothingPinned(t)
 }
 
-// discardAll ends what a listener accepts at once, until that is closed.
+// discardAll ends each connection that a listener accepts, until the listener is closed.
 func discardAll(l *listener) {
 	for {
 		e, err := l.Accept()
@@ -138,13 +138,13 @@ func discardAll(l *listener) {
 	}
 }
 
-// Dials that are given up at any moment: just when the peer answers, too, which
-// is when librdmacm changes the state of a queue pair that may be going.
+// Dials are given up at random moments, also just when the peer answers. At that moment librdmacm
+// changes the state of a queue pair that may be about to be destroyed.
 func TestDialsGivenUpLeaveNothing(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		withoutReady(t) // whose memory stays pinned for the listeners' next
+		withoutReady(t) // their memory would stay pinned for the listeners' next connections
 	}
-	const dials = 60 // by each of the dialers
+	const dials = 60 // by each dialer
 	var all sync.WaitGroup
 	var connected, late atomic.Int64
 	for seed := range uint64(4) {
@@ -181,7 +181,7 @@ func TestDialsGivenUpLeaveNothing(t *testing.T) {
 	if late.Load() == 0 {
 		t.Error("no dial was given up")
 	}
-	// The acceptors find out by themselves.
+	// The acceptors notice the end by themselves.
 	testenv.Eventually(t, patience, func() error { return stillPinned(t) })
 }
 

@@ -27,8 +27,8 @@ import (
 
 const memlockVariable = "SAN_TEST_MEMLOCK" // the limit, in the child
 
-// Streams move over verbs whatever RLIMIT_MEMLOCK is: in a process of a user
-// whom it concerns, as root is exempt.
+// Streams move over verbs with any RLIMIT_MEMLOCK. The test runs in a process of a user to whom the
+// limit applies, because root is exempt.
 func TestMemlockLimits(t *testing.T) {
 	cable(t)
 	for name, limit := range map[string]uint64{
@@ -37,7 +37,7 @@ func TestMemlockLimits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), 6*patience)
 			defer cancel()
-			// By way of /proc: the folder of the binary may be root's alone.
+			// Through /proc: only root may be able to enter the folder of the binary.
 			child := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^TestWorkUnderMemlock$", "-test.v")
 			child.Env = append(os.Environ(), fmt.Sprintf("%s=%d", memlockVariable, limit))
 			child.Dir = "/"
@@ -76,9 +76,9 @@ func TestWorkUnderMemlock(t *testing.T) {
 	l := listen(t, Config{})
 	a, b := sessions(t, l, session.Config{})
 	began := time.Now()
-	total := 3 << 20 // bytes each way
+	total := 3 << 20 // bytes in each direction
 	if limited && limit < lowMemlock {
-		total = 500_000 // in small messages
+		total = 500_000 // all of them in small messages
 	}
 	streams(t, a, b, total)
 	sent := a.Stats()
@@ -90,7 +90,7 @@ func TestWorkUnderMemlock(t *testing.T) {
 	if limited {
 		refusedForWantOfMemory(t, l, func() {
 			was := a.Stats()
-			streams(t, a, b, 200_000) // what is connected goes on, by messages
+			streams(t, a, b, 200_000) // existing connections go on, by messages
 			now := a.Stats()
 			t.Logf("with nothing left: %d bytes, %d of them by RDMA", now.BytesSent-was.BytesSent, now.OfferedBytesSent-was.OfferedBytesSent)
 		})
@@ -105,8 +105,8 @@ func TestWorkUnderMemlock(t *testing.T) {
 	expectNothingPinned(t)
 }
 
-// refusedForWantOfMemory connects until there is no room, at either end: the
-// dialer gets that reason, at once. then is called with nothing left.
+// refusedForWantOfMemory connects until there is no room, at either end: the dialer gets that reason, at
+// once. Then it calls then, while no memory is left.
 func refusedForWantOfMemory(t *testing.T, l *listener, then func()) {
 	t.Helper()
 	var open []*Endpoint
@@ -129,12 +129,12 @@ func refusedForWantOfMemory(t *testing.T, l *listener, then func()) {
 	}
 
 	before := regcache.DefaultBudget().Stats()
-	regcache.DefaultBudget().Flush() // what is in use stays, as the sessions' staged bytes do
+	regcache.DefaultBudget().Flush() // what is in use stays, such as bytes in the sessions' send buffers
 	if s := regcache.DefaultBudget().Stats(); s.Entries < before.Entries {
 		t.Errorf("refused though %d bytes were cached and not in use", before.Bytes-s.Bytes)
 	}
 
-	// The rest of it, so that this end is the one that finds no room.
+	// Uses up the rest, so that it is this end that finds no room.
 	devices.mu.Lock()
 	var dev *device
 	for _, dev = range devices.m {
@@ -156,7 +156,7 @@ func refusedForWantOfMemory(t *testing.T, l *listener, then func()) {
 				break
 			}
 		}
-		// The other end of an attempt gives its part back a little later, which may do for
+		// The other end of a failed attempt returns its memory a little later, which may be enough for
 		// one more connection.
 		x, y, e := connect(l, Config{})
 		if e == nil {
@@ -175,7 +175,7 @@ func refusedForWantOfMemory(t *testing.T, l *listener, then func()) {
 	then()
 }
 
-// streams sends n random bytes each way, in pieces of many sizes, and compares.
+// streams sends n random bytes in each direction, in pieces of many sizes, and compares them.
 func streams(t *testing.T, a, b *session.Session, n int) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -214,7 +214,7 @@ func streams(t *testing.T, a, b *session.Session, n int) {
 	}
 }
 
-// pinned is what the kernel counts for this process, in kB (VmPin).
+// pinned returns how much memory the kernel counts as pinned for this process, in kB (VmPin).
 func pinned(t testing.TB) int {
 	t.Helper()
 	status, err := os.ReadFile("/proc/self/status")
@@ -234,8 +234,8 @@ func pinned(t testing.TB) int {
 	return 0
 }
 
-// expectNothingPinned fails unless all registrations have gone: by the kernel's
-// account and by the cache's.
+// expectNothingPinned fails the test unless all registrations have gone, by the counts of the kernel and
+// of the cache.
 func expectNothingPinned(t testing.TB) {
 	t.Helper()
 	if err := stillPinned(t); err != nil {

@@ -9,13 +9,13 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// The control buffers shrink with the limit, and never below what the session
-// needs; what can be exposed shrinks to nothing.
+// With a smaller limit the control buffers are smaller, but never smaller than the session needs. What
+// can be exposed shrinks to nothing.
 func TestMemlockChoosesSizes(t *testing.T) {
 	usual := Config{}.withDefaults()
 	for _, tt := range []struct {
 		memlock int
-		buffer  int // bytes of one
+		buffer  int // bytes of one buffer
 		expose  int
 	}{
 		{0, defaultBufferSize, maxExpose},
@@ -34,7 +34,8 @@ func TestMemlockChoosesSizes(t *testing.T) {
 		}
 	}
 
-	// Both ends of a connection fit the least limit, by pages, and one end more.
+	// The smallest limit has room for both ends of a connection, rounded up to pages, and for one more
+	// end.
 	c := usual.fitting(MinMemlock, 0)
 	sends, all := c.sendBytes(), c.sendBytes()+c.receiveBytes()
 	page := os.Getpagesize()
@@ -70,15 +71,15 @@ func TestSmallerControlBuffersComeToAnEnd(t *testing.T) {
 	}
 }
 
-// What mlx5 locks for its queues counts: connections get smaller buffers for it, and give
-// it back.
+// The memory that mlx5 locks for its queues is charged: connections get smaller buffers because of it,
+// and it is released with them.
 func TestLockedQueuesOfMLX5(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // the simulated device is set to be one: hwsimRuns
+		return // only where hwsimRuns sets the simulated device to mlx5
 	}
-	const limit = connectionShare * restBytes // without queues, buffers of the usual size would fit
+	const limit = connectionShare * restBytes // without the queues, buffers of the usual size would fit
 	memlock = func() int { return limit }
-	const queues = 32<<10 + 4<<10 + 8<<10 // 70 sends of 448 bytes, receives, completions
+	const queues = 32<<10 + 4<<10 + 8<<10 // 70 sends of 448 bytes, receives and completions
 	nothingLeft(t)
 	before := memlockAvailable()
 	a, b, err := connect(listen(t, Config{}), Config{})

@@ -9,12 +9,12 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Device files that may not be opened are the reason at once: the libraries would wait for five
-// seconds each time.
+// If device files may not be opened, that is the reason at once. The libraries would otherwise wait for
+// five seconds each time.
 func TestNodesThatMayNotBeOpened(t *testing.T) {
 	before := tryNode
 	t.Cleanup(func() { tryNode = before })
-	for _, errno := range []syscall.Errno{syscall.EACCES, syscall.EPERM} { // the file's mode, the devices cgroup
+	for _, errno := range []syscall.Errno{syscall.EACCES, syscall.EPERM} { // from the file's mode, and from the devices cgroup
 		tryNode = func(path string) error { return &fs.PathError{Op: "open", Path: path, Err: errno} }
 		at := netip.MustParseAddrPort("127.0.0.1:1")
 		if _, err := Dial(patient(t), netip.Addr{}, at, Config{}); reasonOf(err) != session.ReasonPermission {
@@ -27,7 +27,8 @@ func TestNodesThatMayNotBeOpened(t *testing.T) {
 	}
 }
 
-// Without descriptors the libraries would find no device.
+// Without descriptors the libraries would report that there is no device; the reason must be the lack of
+// descriptors.
 func TestNodesWithoutDescriptors(t *testing.T) {
 	before := tryNode
 	t.Cleanup(func() { tryNode = before })

@@ -9,10 +9,9 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Endpoints without sessions, for tests of what one of them, the peer a, does to
-// the other, b.
+// Endpoints without sessions, for tests of what one of them, the peer a, does to the other, b.
 
-// pair makes a connection. b exposes, a is the peer.
+// pair makes a connection, in which b exposes memory and a is the peer.
 func pair(t testing.TB, l *listener, cfg Config) (a, b *Endpoint) {
 	t.Helper()
 	a, b, err := connect(l, cfg)
@@ -28,7 +27,7 @@ func pair(t testing.TB, l *listener, cfg Config) (a, b *Endpoint) {
 	return a, b
 }
 
-// crowd makes n connections: of each two endpoints, one is the other's peer.
+// crowd makes n connections. all has both endpoints of each, one after the other.
 func crowd(t testing.TB, l *listener, n int) (all []*Endpoint) {
 	t.Helper()
 	for range n {
@@ -38,7 +37,7 @@ func crowd(t testing.TB, l *listener, n int) (all []*Endpoint) {
 	return all
 }
 
-// woken is a Waker that holds a token after a Wake.
+// woken is a Waker that holds a token after Wake.
 type woken chan struct{}
 
 func (w woken) Wake(session.Events) {
@@ -48,18 +47,18 @@ func (w woken) Wake(session.Events) {
 	}
 }
 
-// begin starts an endpoint that until can wait for.
+// begin starts an endpoint, so that until can wait for it.
 func begin(e *Endpoint) { e.Start(make(woken, 1)) }
 
-// until looks, whenever something has happened to the endpoint, until done or its
-// connection has ended; false: it was not done.
+// until calls done each time that something has happened to the endpoint, until done returns true or the
+// connection has ended. It returns the last result of done.
 func until(e *Endpoint, done func() bool) bool {
 	late := time.NewTimer(patience)
 	defer late.Stop()
 	for armed := false; !done(); {
 		switch {
 		case e.Err() != nil:
-			return done() // it came between the look and the end
+			return done() // the event may have come between the call and the end
 		case !armed:
 			armed = true
 			e.Arm(session.RecvReady | session.SendReady)
@@ -84,7 +83,7 @@ func event(t testing.TB, e *Endpoint) (ev session.Event) {
 	return ev
 }
 
-// say sends a message and receives it.
+// say sends a message, and receives it.
 func say(t testing.TB, from, to *Endpoint) {
 	t.Helper()
 	from.CommitControl(len(from.ReserveControl(16)))
@@ -94,7 +93,7 @@ func say(t testing.TB, from, to *Endpoint) {
 	to.Drop()
 }
 
-// chat sends messages both ways on all connections of a crowd at once.
+// chat sends messages in both directions on all connections of a crowd at the same time.
 func chat(t testing.TB, all []*Endpoint, count int) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -102,7 +101,7 @@ func chat(t testing.TB, all []*Endpoint, count int) {
 		peer := all[i^1]
 		wg.Go(func() {
 			for n := range count {
-				// One ahead at most: what a session's credits see to.
+				// At most one message ahead: a session's credits ensure as much.
 				var room []byte
 				if !until(e, func() bool { room = e.ReserveControl(64); return room != nil }) {
 					t.Errorf("connection %d, no room for message %d: %v", i/2, n, e.Err())
@@ -125,7 +124,7 @@ func chat(t testing.TB, all []*Endpoint, count int) {
 	wg.Wait()
 }
 
-// expose gives a access to memory of b.
+// expose exposes memory of b to a.
 func expose(t testing.TB, a, b *Endpoint, mem []byte, rights session.Rights) session.Descriptor {
 	t.Helper()
 	d, err := b.mem.Expose(mem, rights)
@@ -136,7 +135,7 @@ func expose(t testing.TB, a, b *Endpoint, mem []byte, rights session.Rights) ses
 	return d
 }
 
-// read reads by a descriptor, as a peer may that thinks nothing of its length.
+// read reads by a descriptor as a hostile peer may, without regard to its length.
 func read(t testing.TB, a *Endpoint, into []byte, d session.Descriptor) error {
 	t.Helper()
 	d.Len = max(d.Len, uint64(len(into)))
@@ -153,7 +152,7 @@ func write(t testing.TB, a *Endpoint, from []byte, d session.Descriptor) error {
 		t.Fatal(err)
 	}
 	err := event(t, a).Err
-	if err == nil && testenv.Device() == "siw" { // complete when TCP has it
+	if err == nil && testenv.Device() == "siw" { // siw completes it when TCP has the bytes
 		err = endOf(t, a)
 	}
 	return err

@@ -8,8 +8,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Whatever a peer's private data is, it does not panic; what is understood is encoded as it
-// was; and a reject is an error that Dial may return.
+// Decoding any private data of a peer does not panic. Data that was decoded is encoded to the same
+// bytes. A reject becomes an error that Dial may return.
 func FuzzPrivateData(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p, ours := parsePrivateData(b)

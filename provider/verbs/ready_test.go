@@ -19,14 +19,14 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// withoutReady has the test's connections make their own endpoints.
+// withoutReady makes the test's connections create their own endpoints.
 func withoutReady(t testing.TB) {
 	usual := readyEndpoints
 	readyEndpoints = 0
 	t.Cleanup(func() { readyEndpoints = usual })
 }
 
-// readyNumbers are the numbers of the queue pairs that are ready on a device.
+// readyNumbers returns the numbers of the queue pairs that are ready on a device.
 func readyNumbers(d *device) (list []uint32) {
 	for _, e := range d.ready.all() {
 		list = append(list, e.q.qp.Num)
@@ -34,7 +34,7 @@ func readyNumbers(d *device) (list []uint32) {
 	return list
 }
 
-// isFilling reports whether some are being made ready.
+// isFilling reports whether endpoints are being made ready.
 func (r *readyPool) isFilling() bool {
 	if r.filling.TryLock() {
 		r.filling.Unlock()
@@ -43,20 +43,20 @@ func (r *readyPool) isFilling() bool {
 	return true
 }
 
-// filled waits until none is being made ready.
+// filled waits until no endpoint is being made ready.
 func (r *readyPool) filled() {
 	r.filling.Lock()
 	defer r.filling.Unlock()
 }
 
-// putBack has a test's finding count as ready.
+// putBack makes an endpoint that the test has taken count as ready again.
 func (r *readyPool) putBack(e *Endpoint) {
 	r.mu.Lock()
 	r.list = append(r.list, e)
 	r.mu.Unlock()
 }
 
-// awaitReady waits until as many as may be are ready on devices.
+// awaitReady waits until each device has as many endpoints ready as it may have.
 func awaitReady(t testing.TB, devices ...*device) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {
@@ -69,14 +69,15 @@ func awaitReady(t testing.TB, devices ...*device) {
 	})
 }
 
-// shareOf is how many bytes of the control buffers count as a peer's; none: as that of what is ready.
+// shareOf returns how many bytes of the control buffers are charged to a peer. Without a peer it returns
+// those of ready endpoints.
 func shareOf(peer netip.Addr) int64 {
 	peerBudgets.mu.Lock()
 	defer peerBudgets.mu.Unlock()
 	return peerBudgets.m[peerBudget{controlArena(), peer}]
 }
 
-// pairWithReady is a connection whose ends' devices have as many endpoints ready as may be.
+// pairWithReady returns a connection whose devices have as many endpoints ready as they may have.
 func pairWithReady(t *testing.T, cfg Config) (l *listener, a, b *Endpoint) {
 	t.Helper()
 	l = listen(t, cfg)
@@ -86,8 +87,8 @@ func pairWithReady(t *testing.T, cfg Config) (l *listener, a, b *Endpoint) {
 	return l, a, b
 }
 
-// Connections behind the first take endpoints that were made ahead, with their own settings, and
-// nothing is left of those that nobody takes.
+// After the first connection, further ones use endpoints that were made ahead, with their own settings.
+// Endpoints that nobody uses leave nothing behind.
 func TestReady(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -98,12 +99,12 @@ func TestReady(t *testing.T) {
 		{"without rdma_cm", Config{Disable: session.FeatureWindows, WithoutCM: true}},
 	} {
 		if tt.cfg.WithoutCM && testenv.Device() == "siw" {
-			continue // iWARP has no such way
+			continue // iWARP cannot do without rdma_cm
 		}
 		t.Run(tt.name, func(t *testing.T) {
 			nothingLeft(t)
 			l := listen(t, tt.cfg)
-			a, b := pair(t, l, tt.cfg) // keeps the dialer's device
+			a, b := pair(t, l, tt.cfg) // keeps the dialer's device in use
 			pair(t, l, tt.cfg)
 			awaitReady(t, a.dev, b.dev)
 
@@ -149,8 +150,8 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// What is ready is not for a connection that needs another, nor for a peer that has its share, and
-// what has failed is for nobody. Those make their own.
+// A ready endpoint is not used for a connection that needs other settings, nor for a peer whose share is
+// used up. One that has failed is not used at all. Such connections make their own.
 func TestReadyForOthers(t *testing.T) {
 	nothingLeft(t)
 	cfg := Config{Disable: session.FeatureWindows}
@@ -206,7 +207,7 @@ func TestReadyForOthers(t *testing.T) {
 	}
 }
 
-// A device that has failed has its ready endpoints fail.
+// If a device has failed, its ready endpoints are not used.
 func TestReadyOfAFailedDevice(t *testing.T) {
 	nothingLeft(t)
 	cfg := Config{Disable: session.FeatureWindows}
@@ -218,11 +219,11 @@ func TestReadyOfAFailedDevice(t *testing.T) {
 	}
 }
 
-// None is made where locked memory is limited, where the arena has little left, or where the
-// device ends with its only connection.
+// No endpoint is made ready where locked memory is limited, where little of the arena is left, or where
+// the device ends with its only connection.
 func TestNoneReady(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // where one process has both ends' devices, it cannot be shown
+		return // if both ends' devices belong to this process, the test cannot show it
 	}
 	nothingLeft(t)
 	cfg := Config{Disable: session.FeatureWindows}.withDefaults()
@@ -266,8 +267,8 @@ func TestNoneReady(t *testing.T) {
 	awaitReady(t, d)
 }
 
-// allReady has all made that a device has, also where its last connection had found none, and those
-// that were just being made gave way to it.
+// allReady makes as many endpoints ready as the device has queue pairs left. It does so also if the last
+// connection found none, so that endpoints that were being made gave way to it.
 func allReady(d *device, cfg Config) {
 	d.ready.filled()
 	d.ready.full.Store(false)
@@ -275,10 +276,11 @@ func allReady(d *device, cfg Config) {
 	d.ready.filled()
 }
 
-// Where no more can be made, nobody hears of it, and no more is tried until a connection has ended.
+// If the device can make no further endpoint, nobody gets an error, and no attempt follows until a
+// connection has ended.
 func TestReadyUpToTheLimit(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // which has five queue pairs: hwsimRuns
+		return // only where hwsimRuns gives the device five queue pairs
 	}
 	nothingLeft(t)
 	cfg := Config{Disable: session.FeatureWindows}
@@ -315,10 +317,10 @@ func TestReadyUpToTheLimit(t *testing.T) {
 	fifth(b)
 }
 
-// What is ready gives way to connections that it does not suit.
+// Ready endpoints that do not suit a connection are destroyed if it needs their resources.
 func TestReadyGivesWay(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // which has five queue pairs: hwsimRuns
+		return // only where hwsimRuns gives the device five queue pairs
 	}
 	nothingLeft(t)
 	cfg := Config{Disable: session.FeatureWindows}
@@ -333,7 +335,7 @@ func TestReadyGivesWay(t *testing.T) {
 	b.discard()
 	c.discard()
 
-	// So does what is just being made.
+	// So are endpoints that are just being made.
 	allReady(a.dev, cfg)
 	a.dev.ready.full.Store(false)
 	a.dev.ready.filling.Lock()
@@ -365,10 +367,10 @@ func TestReadyGivesWay(t *testing.T) {
 	}
 }
 
-// They are there where a device's windows cannot be trusted, too.
+// Endpoints are made ready also if a device's windows cannot be trusted.
 func TestReadyWithoutTrust(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // whose windows do not work: hwsimRuns
+		return // only where hwsimRuns gives the device windows that do not work
 	}
 	nothingLeft(t)
 	l := listen(t, Config{})
@@ -384,13 +386,13 @@ func TestReadyWithoutTrust(t *testing.T) {
 	}
 }
 
-// A device that ends while another is made ready waits for it.
+// The end of a device waits while another endpoint is being made ready.
 func TestEndWhileRefilling(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // whose queue pairs take the time: hwsimRuns
+		return // only where hwsimRuns makes queue pairs slow
 	}
 	withoutReady(t)
-	readyEndpoints = 64 // which take longer than a connection lives
+	readyEndpoints = 64 // to make these takes longer than a connection lives
 	nothingLeft(t)
 	cfg := Config{Disable: session.FeatureWindows}
 	refilling := 0
@@ -413,10 +415,10 @@ func TestEndWhileRefilling(t *testing.T) {
 	}
 }
 
-// Those that were made before windows were trusted make room for others in the shared domain.
+// Endpoints that were made before windows were trusted are replaced by others in the shared domain.
 func TestReadyBehindTheProbe(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // where windows come on: hwsimRuns
+		return // only where hwsimRuns gives the device windows
 	}
 	nothingLeft(t)
 	l := listen(t, Config{})
@@ -440,8 +442,8 @@ func TestReadyBehindTheProbe(t *testing.T) {
 	}
 }
 
-// What a device has made with smaller buffers than were wanted suits nobody, and is not kept. Behind a
-// connection that has such itself none is made.
+// An endpoint that the device could make only with smaller buffers than wanted suits no connection, and
+// is not kept. After a connection that has such buffers itself, none is made ready.
 func TestReadyOfOtherSizes(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return
@@ -469,8 +471,8 @@ func TestReadyOfOtherSizes(t *testing.T) {
 	}
 }
 
-// BenchmarkDial has connections made and closed one after the other, on the simulated device with
-// a NIC's costs: without ready endpoints and with them, at once and with a pause in between.
+// BenchmarkDial makes and closes connections one after the other, on the simulated device with a NIC's
+// costs: with and without ready endpoints, at once and after a pause.
 func BenchmarkDial(b *testing.B) {
 	if testenv.Device() == "" {
 		f := hwsim.New(b, "latency_ns=2000")

@@ -9,8 +9,8 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// Of messages that were found together the last one is marked; and buffers are
-// posted again as soon as a look finds nothing to do.
+// Of messages that one poll has found, the last one is marked. Buffers are posted again as soon as a
+// poll finds nothing.
 func TestLastOfWhatArrived(t *testing.T) {
 	const count = repostBatch / 2
 	a, b := pair(t, listen(t, Config{}), Config{})
@@ -35,8 +35,8 @@ func TestLastOfWhatArrived(t *testing.T) {
 	}
 }
 
-// Buffers that were dropped and are not posted yet are beside the window: a peer with
-// credit for all of it finds a buffer for each message, and for the provider's own besides.
+// Buffers that were dropped, but are not posted again yet, are not part of the window: a peer that uses
+// all of its credit finds a buffer for each message, and for the provider's own messages, too.
 func TestWindowBesideWhatWasDropped(t *testing.T) {
 	a, b := pair(t, listen(t, Config{}), Config{})
 	var ev session.Event
@@ -55,7 +55,7 @@ func TestWindowBesideWhatWasDropped(t *testing.T) {
 		t.Fatalf("%d buffers are not posted, want all %d that are beside the window of %d", n, repostBatch, window)
 	}
 	deliver(t, a, b, window)
-	a.send.postEmpty() // the disconnect message, which has to come while b takes nothing
+	a.send.postEmpty() // the disconnect message, for which there must be a buffer although b takes nothing
 	if err := a.q.await(patient(t), func() bool { return a.send.underwayLocked() == 0 }); err != nil {
 		t.Errorf("the provider's own message: %v", err)
 	}
@@ -64,7 +64,7 @@ func TestWindowBesideWhatWasDropped(t *testing.T) {
 	}
 }
 
-// All credit of several connections is in use at once, both ways, before anybody reads.
+// All credit of several connections is used at the same time, in both directions, before anybody reads.
 func TestWindowsInFullUse(t *testing.T) {
 	nothingLeft(t)
 	all := crowd(t, listen(t, Config{}), 4)
@@ -80,7 +80,8 @@ func TestWindowsInFullUse(t *testing.T) {
 	chat(t, all, 20)
 }
 
-// A peer that sends more than there are buffers loses its connection, and nobody else does.
+// A peer that sends more messages than there are buffers loses its connection. No other connection is
+// affected.
 func TestPeerOverspends(t *testing.T) {
 	nothingLeft(t)
 	all := crowd(t, listen(t, Config{}), 2)
@@ -101,7 +102,7 @@ func TestPeerOverspends(t *testing.T) {
 	chat(t, all[2:], 50)
 }
 
-// A message that does not fit its buffer costs its connection alone.
+// A message that is longer than its buffer ends only its own connection.
 func TestMessageTooLong(t *testing.T) {
 	nothingLeft(t)
 	all := crowd(t, listen(t, Config{bufferSize: 512}), 3)
@@ -119,7 +120,7 @@ func TestMessageTooLong(t *testing.T) {
 	chat(t, all[2:], 50)
 }
 
-// unpostedLocked is how many buffers wait to be posted again, or are with the session.
+// unpostedLocked returns how many buffers wait to be posted again, or are with the session.
 func (r *receiveQueue) unpostedLocked() int {
 	n := len(r.repost) + r.arrived.n + r.kept.n
 	if r.last.n > 0 {
@@ -128,8 +129,8 @@ func (r *receiveQueue) unpostedLocked() int {
 	return n
 }
 
-// deliver sends messages of 64 bytes, which begin with their numbers, and waits until
-// the peer has found all.
+// deliver sends messages of 64 bytes, which begin with their numbers, and waits until the peer has got
+// all.
 func deliver(t *testing.T, from, to *Endpoint, count int) {
 	t.Helper()
 	for n := range count {

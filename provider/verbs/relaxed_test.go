@@ -11,11 +11,11 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// What large transfers arrive in is registered with relaxed ordering, unless that is switched
-// off, and nothing else is.
+// Memory in which large transfers arrive is registered with relaxed ordering, unless that is switched
+// off; no other memory is.
 func TestRelaxedOrdering(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // a real device does not tell
+		return // a real device does not report it
 	}
 	for _, tt := range []struct {
 		what    string

@@ -6,8 +6,7 @@ import (
 	"github.com/sanconn/san/regcache"
 )
 
-// Who comes first leaves something for those that come later. No device is needed
-// for it.
+// The first connections leave some memory for later ones. The test needs no device.
 func TestAllocLeavesRoom(t *testing.T) {
 	left := func() int { return int(regcache.DefaultArena().Left()) }
 	var e Endpoint

@@ -20,16 +20,15 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// registered is how many bytes this process has registered that caches do not give back
-// when others need them.
+// registered returns how many bytes this process has registered that caches would not give up for
+// others.
 func registered() int64 {
 	_, messages := controlArena().Bytes()
 	s := regcache.DefaultBudget().Stats()
 	return messages + s.PinnedBytes - s.IdleBytes
 }
 
-// A connection at rest has its messages' memory registered, and nothing else; so too when
-// it has been busy.
+// An idle connection has only its message buffers registered, also after it has been busy.
 func TestConnectionAtRestIsSmall(t *testing.T) {
 	withoutReady(t)
 	nothingLeft(t)
@@ -44,7 +43,7 @@ func TestConnectionAtRestIsSmall(t *testing.T) {
 		}
 		return nil
 	}
-	testenv.Eventually(t, patience, rests) // once the probe of the device has gone
+	testenv.Eventually(t, patience, rests) // once the probe of the device has ended
 	for range 2 {
 		streams(t, a, b, 3<<20)
 		if without(session.FeatureRDMAWrite) {
@@ -62,8 +61,8 @@ var resting = flag.Int("resting", 200, "connections that TestManyAtRest has at a
 
 const restingPeer = "SAN_TEST_RESTING" // the address to dial, in the child
 
-// As many connections as are wanted are open between two processes, within the usual
-// budget, and each works, before others and behind them.
+// As many connections as wanted are open between two processes, within the usual budget. Each is used
+// once before the others are made, and again afterwards.
 func TestManyAtRest(t *testing.T) {
 	nothingLeft(t)
 	l := listen(t, Config{})
@@ -90,8 +89,7 @@ func TestManyAtRest(t *testing.T) {
 	<-served
 }
 
-// serveMany sends back what comes on each connection, until the listener is closed and all
-// peers have gone.
+// serveMany echoes on each connection, until the listener is closed and all peers have gone.
 func serveMany(t *testing.T, l *listener) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -126,7 +124,7 @@ func TestDialMany(t *testing.T) {
 	if !child {
 		return
 	}
-	withoutReady(t) // which each process has besides
+	withoutReady(t) // each process would have these in addition
 	cable(t)
 	before, heap, began := registered(), heapInUse(), time.Now()
 	all := make([]*session.Session, *resting)
@@ -152,7 +150,7 @@ func TestDialMany(t *testing.T) {
 	}
 }
 
-// echo sends n bytes and gets them back.
+// echo sends n bytes, and reads them back.
 func echo(t *testing.T, s *session.Session, n int) {
 	t.Helper()
 	sent, got := bytes.Repeat([]byte{byte(n)}, n), make([]byte, n)
@@ -164,7 +162,7 @@ func echo(t *testing.T, s *session.Session, n int) {
 	}
 }
 
-// heapInUse is what the program's heap and stacks take, in bytes.
+// heapInUse returns the bytes of the program's heap and stacks.
 func heapInUse() int64 {
 	runtime.GC()
 	var m runtime.MemStats

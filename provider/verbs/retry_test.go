@@ -1,4 +1,4 @@
 package verbs
 
-// In tests a network does not fail over, and each message has its receive.
+// In tests there is no failover of the network, and each message finds a receive buffer.
 func init() { defaultAckTimeout, rnrRetry = 17, 0 }

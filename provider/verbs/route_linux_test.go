@@ -21,8 +21,8 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// A device that the kernel does not know serves the interfaces that it is said to, loopback
-// among them, and no file is opened for it.
+// A device that the kernel does not know serves the interfaces that are set, loopback among them, and no
+// file is opened for it.
 func TestSimulatedDeviceServes(t *testing.T) {
 	tried := tryNode
 	tryNode = func(path string) error { return &fs.PathError{Op: "open", Path: path, Err: syscall.EACCES} }
@@ -77,8 +77,8 @@ func TestServedByNamesTheDeviceOfTheRoute(t *testing.T) {
 	}
 }
 
-// Two interfaces lead to the same destination: which one a socket's packets take depends on
-// its address, its mark and its device.
+// Two interfaces lead to the same destination. Which of them a socket's packets use depends on its
+// address, its mark and its device.
 func TestRouteOfTheSocket(t *testing.T) {
 	inOwnNetwork(t, func() error {
 		return script(`
@@ -108,13 +108,13 @@ func TestRouteOfTheSocket(t *testing.T) {
 	})
 }
 
-// inOwnNetwork calls setUp, and then test, on a thread in a network namespace of its own,
-// which ends with it.
+// inOwnNetwork calls setUp, and then test, on a thread in a network namespace of its own, which ends
+// with the thread.
 func inOwnNetwork(t *testing.T, setUp func() error, test func()) {
 	t.Helper()
 	failed := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for good
+		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
 			err = setUp()
@@ -129,7 +129,7 @@ func inOwnNetwork(t *testing.T, setUp func() error, test func()) {
 	}
 }
 
-// script runs commands of the shell, in the namespaces of this thread.
+// script runs shell commands in the namespaces of this thread.
 func script(commands string) error {
 	if out, err := exec.Command("sh", "-ec", commands).CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
@@ -137,7 +137,7 @@ func script(commands string) error {
 	return nil
 }
 
-// writeFiles makes a tree of files, each with a line.
+// writeFiles makes a tree of files with one line each.
 func writeFiles(t *testing.T, root string, lines map[string]string) {
 	t.Helper()
 	for file, line := range lines {
@@ -151,7 +151,7 @@ func writeFiles(t *testing.T, root string, lines map[string]string) {
 	}
 }
 
-// Where each port's first GID shows an interface, those of the host are not listed.
+// If the first GID of each port names an interface, the host's interfaces are not listed.
 func TestDevicesByGIDsAlone(t *testing.T) {
 	sysfs := t.TempDir()
 	writeFiles(t, sysfs, map[string]string{
@@ -165,9 +165,9 @@ func TestDevicesByGIDsAlone(t *testing.T) {
 	}
 }
 
-// On InfiniBand an interface belongs to the device one of whose ports has the GID that
-// is in its hardware address, whatever the device's own GUID is; on iWARP to the one whose
-// port has that address for its GID.
+// On InfiniBand, an interface belongs to the device one of whose ports has the GID that is part of the
+// interface's hardware address, whatever the device's own GUID. On iWARP it belongs to the device whose
+// port has that address as its GID.
 func TestDeviceOfAPortsGID(t *testing.T) {
 	sysfs := t.TempDir()
 	writeFiles(t, sysfs, map[string]string{
@@ -185,7 +185,7 @@ func TestDeviceOfAPortsGID(t *testing.T) {
 		"iw1/ports/1/gid_attrs/ndevs/0":   "eth4",
 		"roce0/ports/1/gid_attrs/ndevs/3": "eth5",
 	})
-	const own = "80:00:02:08:" // of the interface: its queue pair
+	const own = "80:00:02:08:" // the beginning of an interface's address: its queue pair
 	for hardware, want := range map[string]string{
 		own + "fe:80:00:00:00:00:00:00:00:02:c9:03:00:11:22:01": "ib0",
 		own + "fe:80:00:00:00:00:00:00:00:02:c9:03:00:33:44:02": "ib1",
@@ -193,7 +193,7 @@ func TestDeviceOfAPortsGID(t *testing.T) {
 		own + "00:00:00:00:00:00:00:00:00:00:00:00:00:00:00:00": "",
 		"00:07:43:00:00:02": "iw0",
 		"00:07:43:00:00:03": "",
-		"00:07:43:00:00:04": "", // a bridge's over eth4
+		"00:07:43:00:00:04": "", // the interface of a bridge over eth4
 		"00:00:00:00:00:00": "",
 	} {
 		mac, err := net.ParseMAC(hardware)

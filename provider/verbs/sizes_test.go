@@ -14,11 +14,11 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// What is larger than the device takes is cut: it is never asked for a registration, a
-// message or a transfer that it refuses.
+// The library never requests a registration, message or transfer that is larger than the device permits:
+// larger ones are cut.
 func TestSizesOfTheDevice(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // the simulated device is set to have them: hwsimRuns
+		return // only where hwsimRuns sets the simulated device's limits
 	}
 	const registration, transfer = 1 << 20, 64 << 10
 	for _, windows := range []bool{false, true} {
@@ -47,7 +47,7 @@ func TestSizesOfTheDevice(t *testing.T) {
 		had := x.dom.cache.Stats()
 		a, b := negotiate(t, x, y, session.Config{})
 		sent, got := make([]byte, 16<<20), make([]byte, 16<<20)
-		for range 3 { // by the send buffer, and then from where it is, in offers
+		for range 3 { // the first goes through the send buffer, later ones by offers
 			rand.NewChaCha8([32]byte{1}).Read(sent)
 			clear(got)
 			carry(t, a, b, sent, got)
@@ -62,11 +62,11 @@ func TestSizesOfTheDevice(t *testing.T) {
 	}
 }
 
-// One that registers less than the usual buffers of messages gets smaller ones, and all bytes
-// come through.
+// If a device permits only registrations that are smaller than the usual message buffers, it gets
+// smaller buffers, and all bytes arrive.
 func TestSmallRegistrations(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // the simulated device is set to have them: hwsimRuns
+		return // only where hwsimRuns sets the simulated device's limits
 	}
 	x, y, err := connect(listen(t, Config{}), Config{})
 	if err != nil {
@@ -87,7 +87,8 @@ func TestSmallRegistrations(t *testing.T) {
 	}
 }
 
-// A device whose queues or registrations are too small for a connection serves none, and is not tried.
+// A device whose queues or registrations are too small for a connection serves no connection, and none
+// is tried.
 func TestDeviceTooSmall(t *testing.T) {
 	for _, has := range []struct{ wr, cqe int }{{minBuffers - 1, 1 << 20}, {1 << 20, minBuffers}} {
 		d := &hardware{ctx: new(ibv.Context), most: sizes{1 << 30, 1 << 30}}
@@ -96,7 +97,7 @@ func TestDeviceTooSmall(t *testing.T) {
 			t.Errorf("%+v: %v", has, err)
 		}
 	}
-	d := &hardware{ctx: &ibv.Context{Device: ibv.Device{Name: "sim0"}}, most: sizes{1 << 30, 300}} // which tells nothing of its queues
+	d := &hardware{ctx: &ibv.Context{Device: ibv.Device{Name: "sim0"}}, most: sizes{1 << 30, 300}} // does not report its queues
 	cfg, err := d.within(Config{}.withDefaults(), maxSends)
 	if err != nil || cfg.bufferSize != 300 {
 		t.Errorf("messages of %d bytes, %v", cfg.bufferSize, err)

@@ -13,11 +13,11 @@ import (
 
 const (
 	transferSize = 4 << 20
-	// What is switched off, so that bytes move by the other.
+	// The feature to switch off, so that bytes move by the other one.
 	byRead, byWrite = session.FeatureRDMAWrite, session.FeatureRDMARead
 )
 
-// transfers are the ways of moving bytes, on each kind of domain and window.
+// transfers are the ways to move bytes, for each kind of domain and window.
 var transfers = []struct {
 	name    string
 	cfg     Config
@@ -32,15 +32,15 @@ var transfers = []struct {
 	{"write, windows, shared domain", Config{SharedDomain: true}, true, byWrite},
 }
 
-// Bytes both ways at once, through sessions, come as they went, by each of the
-// transfers, and leave no registration.
+// Sessions send bytes in both directions at the same time, in each way: all arrive unchanged, and no
+// registration is left.
 func TestTransfers(t *testing.T) {
 	for _, tt := range transfers {
 		if tt.windows && testenv.Device() == "siw" {
 			continue
 		}
 		if tt.off|switchedOff()&(byRead|byWrite) == byRead|byWrite {
-			continue // neither is left
+			continue // both are switched off then
 		}
 		t.Run(tt.name, func(t *testing.T) {
 			nothingLeft(t)
@@ -93,7 +93,7 @@ func transferBothWays(t *testing.T, a, b *session.Session) {
 	wg.Wait()
 }
 
-// writeRandom writes the bytes of a seed, in Writes of random sizes, and returns their hash.
+// writeRandom writes bytes that depend on a seed, in Writes of random sizes, and returns their hash.
 func writeRandom(t *testing.T, s *session.Session, seed byte) [32]byte {
 	r, h := rand.NewChaCha8([32]byte{seed}), sha256.New()
 	sizes := rand.New(r)

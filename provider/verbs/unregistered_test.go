@@ -13,11 +13,11 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// A large Write from memory that is not Go's, and a Read into such memory, are copied and
-// counted; of the same size and from the heap they are neither.
+// A large Write from memory that is not Go's, and a Read into such memory, are copied and counted. Those
+// of the same size on the heap are neither.
 func TestUnregisteredMemoryIsCounted(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // on the others windows may not be there: hwsimRuns
+		return // elsewhere there may be no windows: see hwsimRuns
 	}
 	const size = 3 << 20
 	mapped, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
@@ -44,14 +44,14 @@ func TestUnregisteredMemoryIsCounted(t *testing.T) {
 		}
 	}
 	from, into := make([]byte, size), make([]byte, size)
-	for range 3 { // the first by the send buffer
+	for range 3 { // the first goes through the send buffer
 		move(from, into)
 	}
 	expect("from heap to heap", false, false)
 	if a.Stats().DirectBytesSent == 0 {
 		t.Error("nothing went from where it was")
 	}
-	testenv.Eventually(t, patience, func() error { // a Read may find all of it fetched ahead
+	testenv.Eventually(t, patience, func() error { // bytes that were fetched before the Read are copied
 		move(from, mapped)
 		if b.Stats().Unregistered == 0 {
 			return errors.New("no Read is counted")

@@ -23,21 +23,21 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// What the device's answer about its windows changes, and when: on the simulated device,
-// which enforces them.
+// Tests of what the result of the probe of a device's windows changes, and when, on the simulated
+// device, which enforces windows.
 
-// largeWrite is as long as offers may pay.
+// largeWrite is the shortest length from which offers may pay.
 const largeWrite = defaultThreshold
 
-// random is a new buffer of n bytes.
+// random returns a new buffer of n random bytes.
 func random(n int) []byte {
 	b := make([]byte, n)
 	rand.NewChaCha8([32]byte{1}).Read(b)
 	return b
 }
 
-// writeLarge writes sent to the peer, which reads it, and returns how many bytes left
-// the program's own memory by RDMA, and how many left by RDMA at all.
+// writeLarge writes sent to the peer, which reads it. It returns how many bytes were taken by RDMA from
+// the program's own memory, and how many by RDMA in total.
 func writeLarge(t *testing.T, a, b *session.Session, sent []byte) (direct, moved uint64) {
 	t.Helper()
 	before := a.Stats()
@@ -46,7 +46,7 @@ func writeLarge(t *testing.T, a, b *session.Session, sent []byte) (direct, moved
 	return after.DirectBytesSent - before.DirectBytesSent, after.OfferedBytesSent - before.OfferedBytesSent
 }
 
-// carry has a write sent, in one Write, and b read it to got.
+// carry writes sent at a, in one Write, and reads it into got at b.
 func carry(t *testing.T, a, b *session.Session, sent, got []byte) {
 	t.Helper()
 	wrote := make(chan error, 1)
@@ -60,7 +60,8 @@ func carry(t *testing.T, a, b *session.Session, sent, got []byte) {
 	}
 }
 
-// awaitProbed waits until a device is trusted with windows, and its costs are known.
+// awaitProbed waits until the probe has found that a device's windows can be trusted, and its costs are
+// measured.
 func awaitProbed(t *testing.T, d *device) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {
@@ -72,8 +73,9 @@ func awaitProbed(t *testing.T, d *device) {
 	awaitMeasured(t, d)
 }
 
-// awaitMeasured waits until it is known what registering costs, and returns whether the simulated device
-// is set to make that dear. Elsewhere it is a copy from then on, whatever a busy machine made of it.
+// awaitMeasured waits until the cost of registering is measured, and returns whether the simulated
+// device is set to make it expensive. If it is not, it counts as one copy from then on, whatever a busy
+// machine has measured.
 func awaitMeasured(t *testing.T, d *device) (costly bool) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {
@@ -88,9 +90,10 @@ func awaitMeasured(t *testing.T, d *device) (costly bool) {
 	return costly
 }
 
-// expectDirect fails the test if a Write does not leave the program's own memory, but for
-// what goes with its offer, when its buffer comes again, or if one does from a new buffer. That a
-// buffer was used is forgotten once in thousands, for another one that is counted in the same place.
+// expectDirect checks that a Write goes from the program's own memory, except for the part that goes
+// with its offer, when its buffer is used again, and that a Write from a new buffer does not. Once in
+// thousands of times the use of a buffer is forgotten, because another buffer is counted in the same
+// place.
 func expectDirect(t *testing.T, a, b *session.Session, n int) {
 	t.Helper()
 	var direct [3]uint64
@@ -113,7 +116,8 @@ func expectDirect(t *testing.T, a, b *session.Session, n int) {
 	}
 }
 
-// expectBoxed fails the test if it does, or if the send buffer is not used in the end.
+// expectBoxed checks that no Write goes from the program's own memory, and that at last the send buffer
+// is used.
 func expectBoxed(t *testing.T, a, b *session.Session, n int) {
 	t.Helper()
 	var all uint64
@@ -130,11 +134,11 @@ func expectBoxed(t *testing.T, a, b *session.Session, n int) {
 	}
 }
 
-// The first connection of a process sends large Writes out of the program's memory as soon
-// as the device has answered.
+// The first connection of a process sends large Writes from the program's memory as soon as the probe of
+// the device has ended.
 func TestFirstLargeWrites(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // rxe and siw do without windows
+		return // windows are not used on rxe and siw
 	}
 	x, y, err := connect(listen(t, Config{}), Config{})
 	if err != nil {
@@ -148,16 +152,16 @@ func TestFirstLargeWrites(t *testing.T) {
 		}
 		return nil
 	})
-	awaitProbed(t, x.dev) // until windows come on, the peer gets registrations; then a buffer is counted anew
+	awaitProbed(t, x.dev) // until then the peer gets registrations; from then on the uses of a buffer are counted anew
 	for range 10 {
 		expectDirect(t, a, b, largeWrite)
 		expectDirect(t, b, a, largeWrite)
 	}
 }
 
-// Where windows are switched off, or the device turns out to have none, each offer of a Write's own
-// memory takes a registration for the peer: such Writes leave from there where that costs no more
-// than the copy that it spares, and otherwise go through the send buffer whatever their size.
+// If windows are switched off, or the device has none, each offer of a Write's own memory needs a
+// registration for the peer. If that costs no more than the copy that it saves, such Writes are offered;
+// otherwise they go through the send buffer, whatever their size.
 func TestLargeWritesWithoutWindows(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return
@@ -171,7 +175,7 @@ func TestLargeWritesWithoutWindows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x.dev.probeWindows() // again, if it has been tried
+	x.dev.probeWindows() // once more, if it was probed before
 	if x.dev.windows.Load() == lacks {
 		t.Fatalf("windows are trusted: %v", lacks)
 	}
@@ -192,8 +196,8 @@ func TestLargeWritesWithoutWindows(t *testing.T) {
 	}
 }
 
-// forgetAnswer has the process not know what the device's windows are worth. lacks: it has
-// none.
+// forgetAnswer makes the process forget the result of the probe. lacks reports whether the device has no
+// windows.
 func forgetAnswer(t *testing.T) (key string, lacks bool) {
 	t.Helper()
 	cable(t)
@@ -218,7 +222,7 @@ func forgetAnswer(t *testing.T) (key string, lacks bool) {
 	return key, err != nil
 }
 
-// A connection that lives already uses windows once the device has answered, and those made
+// An existing connection uses windows once the probe of the device has ended; connections that are made
 // from then on share a domain.
 func TestWindowsComeOn(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
@@ -227,7 +231,7 @@ func TestWindowsComeOn(t *testing.T) {
 	nothingLeft(t)
 	key, _ := forgetAnswer(t)
 	probed.mu.Lock()
-	probed.m[key] = probeAnswer{until: time.Now().Add(time.Hour)} // inconclusive: nobody tries
+	probed.m[key] = probeAnswer{until: time.Now().Add(time.Hour)} // inconclusive, so nobody probes for an hour
 	probed.mu.Unlock()
 	measured.Store(key, func() int { return 0 }) // nor does anybody measure
 	defer measured.Delete(key)
@@ -262,7 +266,7 @@ func TestWindowsComeOn(t *testing.T) {
 	}
 }
 
-// What a listener's devices do with windows is known before anybody connects.
+// The windows of a listener's devices are probed before anybody connects.
 func TestListenerProbes(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return
@@ -279,9 +283,9 @@ func TestListenerProbes(t *testing.T) {
 	})
 }
 
-// Where windows are trusted, memory is registered once for all connections of a device that there
-// are at a time. It goes behind the last one that has used it, also where others stay (rule R5), and
-// not before the next one may have come.
+// If windows are trusted, memory is registered once for all connections of a device. It is deregistered
+// after the last connection that has used it has closed, even if others stay (rule R5), but not before a
+// next one had time to come.
 func TestTrustedWindowsShareRegistrations(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return
@@ -348,8 +352,7 @@ func TestTrustedWindowsShareRegistrations(t *testing.T) {
 	}
 }
 
-// returnCount counts the messages that have invalidated a window, as it takes completions to an
-// endpoint.
+// returnCount counts messages that have invalidated a window, in the completions of an endpoint.
 type returnCount struct {
 	completer
 	n atomic.Int32
@@ -370,11 +373,11 @@ func (c *returnCount) completedLocked(wc *ibv.WC) {
 	c.completer.completedLocked(wc)
 }
 
-// Where copies are fast, Writes are offered only from where they sleep meanwhile, unless more of
-// the arena is in use than the caches hold.
+// If copies are fast, only Writes that are so long that they would sleep are offered, unless more of the
+// arena is in use than the caches hold.
 func TestWhereCopiesAreFast(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // rxe and siw do without windows
+		return // windows are not used on rxe and siw
 	}
 	x, y, err := connect(listen(t, Config{}), Config{})
 	if err != nil {

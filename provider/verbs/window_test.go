@@ -25,7 +25,7 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// allAttempts are all that a peer may try at a window.
+// allAttempts are all forbidden accesses that a peer may try with a window.
 var allAttempts = slices.Concat(windowAttempts, []windowAttempt{
 	{what: "reading before the begin", rights: ibv.RemoteRead, op: ibv.OpRead, off: -8, n: 16},
 	{what: "reading what may be written", rights: ibv.RemoteWrite, op: ibv.OpRead, n: 16},
@@ -49,7 +49,7 @@ func TestProbe(t *testing.T) {
 		return
 	}
 	wrong, err := tryAttempts(b.dev, allAttempts, len(allAttempts))
-	// rxe asks the registration beneath, not the window.
+	// rxe checks the registration beneath, not the window.
 	if want := []string{"reading past the end", "reading before the begin", "writing past the end", "writing before the begin"}; err != nil || !slices.Equal(wrong, want) {
 		t.Errorf("%q, %v; want %q", wrong, err, want)
 	}
@@ -62,16 +62,16 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// Each thing that a device may fail to enforce is found by one attempt, and by no other: without
-// it, connections would rely on windows that keep no peer out.
+// Each rule that a device may fail to enforce is found by exactly one attempt. Without that attempt,
+// connections would rely on windows that do not keep a peer out.
 func TestWindowsAreNotEnforced(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // the simulated device is set to be one: hwsimRuns
+		return // only where hwsimRuns sets the simulated device so
 	}
 	_, settings, _ := strings.Cut(os.Getenv("HWSIM"), ",")
 	want := map[string]struct {
 		found string
-		trust bool // then what goes wrong is not relied on
+		trust bool // windows are trusted all the same, and only what goes wrong is not relied on
 	}{
 		"mw_past_end": {"reading past the end", false},
 		"mw_any_qp":   {"reading by another connection", false},
@@ -90,7 +90,7 @@ func TestWindowsAreNotEnforced(t *testing.T) {
 	}
 }
 
-// On a real device, what it enforces is for the log; TestProbe has what rxe does.
+// On a real device, the result is only logged. TestProbe checks that of rxe.
 func TestWhatTheDeviceEnforces(t *testing.T) {
 	if testenv.Device() != hardwareLane {
 		return // test/hardware runs it
@@ -113,7 +113,7 @@ func TestWhatTheDeviceEnforces(t *testing.T) {
 	}
 }
 
-// What the process knows of a device, its next first connection goes by.
+// What the process has learnt about a device is used at once by its next first connection.
 func TestKnownAnswerIsUsedAtOnce(t *testing.T) {
 	for _, trusted := range []bool{false, true} {
 		d := &device{hardware: hardware{ctx: &ibv.Context{Device: ibv.Device{Name: "known"}}, caps: ibv.Caps{MaxMW: 8}}}
@@ -129,14 +129,14 @@ func TestKnownAnswerIsUsedAtOnce(t *testing.T) {
 		if n := d.costs.copiesBefore(); n != 3 {
 			t.Errorf("a registration costs %d copies, though 3 are known", n)
 		}
-		d.heed(probeAnswer{until: time.Now().Add(probeAgain)}) // another probe could not tell
+		d.heed(probeAnswer{until: time.Now().Add(probeAgain)}) // another probe was inconclusive
 		if got := d.sharesDomain(Config{}); got != trusted {
 			t.Errorf("windows: %v, though it was known: %v", got, trusted)
 		}
 	}
 }
 
-// A device that is opened twice, by name and by rdma_cm, is tried once, for both.
+// A device that is opened twice, by name and by rdma_cm, is probed once for both.
 func TestAnswerIsForAllThatAreOpen(t *testing.T) {
 	opened := func() *device {
 		return &device{hardware: hardware{ctx: &ibv.Context{Device: ibv.Device{Name: "twice"}}, caps: ibv.Caps{MaxMW: 8}}}
@@ -156,15 +156,15 @@ func TestAnswerIsForAllThatAreOpen(t *testing.T) {
 	}
 }
 
-// A window is nobody else's before the Revoke that waits for it has seen its
-// invalidation complete: it would wait for the next exposure's end, and the end of
-// its patience is that of the connection.
+// A window is not free before the Revoke that waits for it has seen the completion of its invalidation.
+// If another exposure took it earlier, that Revoke would wait for the other exposure's end, and its
+// timeout would end the connection.
 func TestWindowIsFreeBehindItsRevoke(t *testing.T) {
-	q := &queuePair{closed: true} // no device is asked
+	q := &queuePair{closed: true} // so that no device is needed
 	w := &window{bound: true}
 	ws := &windows{q: q, all: []*window{w}}
 	revoked := make(chan error, 1)
-	go func() { // as unbind behind postInvalidate
+	go func() { // as unbind does after postInvalidate
 		ctx, cancel := context.WithTimeout(context.Background(), revokeTime)
 		defer cancel()
 		revoked <- q.await(ctx, func() bool { return ws.freedLocked(w) })
@@ -172,7 +172,7 @@ func TestWindowIsFreeBehindItsRevoke(t *testing.T) {
 	for q.watchers.arrived.Load() == nil {
 		runtime.Gosched()
 	}
-	q.mu.Lock() // another's Poll, which goes on to expose memory
+	q.mu.Lock() // as another goroutine's Poll, which goes on to expose memory
 	ws.unboundLocked(&ibv.WC{ID: kindUnbind, Status: ibv.Success})
 	if len(ws.free) != 0 {
 		t.Error("the window is free though its Revoke has not ended")
@@ -186,11 +186,11 @@ func TestWindowIsFreeBehindItsRevoke(t *testing.T) {
 	}
 }
 
-// The probe of a device that does not answer ends when nobody uses it any more: a
-// Close or a dial in vain may be waiting for it.
+// The probe of a device that does not answer ends when nobody uses the device any more: a Close, or a
+// dial that has failed, may be waiting for it.
 func TestProbeEndsWithTheDevice(t *testing.T) {
 	if testenv.Device() == "siw" {
-		return // never probed
+		return // the device is never probed
 	}
 	_, b := pair(t, listen(t, Config{}), Config{})
 	at, err := b.dev.loopback()
@@ -215,7 +215,7 @@ func TestProbeEndsWithTheDevice(t *testing.T) {
 		if err := p.open(); err != nil {
 			t.Fatal(err)
 		}
-		// Who does not answer; the reader's retries take longer than probeUnused.
+		// Makes this end not answer. The reader's retries take longer than probeUnused.
 		if err := p.exposer[0].Modify(ibv.QPAttr{State: ibv.QPError}, ibv.MaskState); err != nil {
 			t.Fatal(err)
 		}
@@ -233,8 +233,8 @@ func TestProbeEndsWithTheDevice(t *testing.T) {
 	}
 }
 
-// With a window the registration stays in the cache, and an exposure is a hit
-// (rules K4 and K5); without, each is a registration.
+// With a window the registration stays in the cache, and an exposure is a hit (rules K4 and K5). Without
+// windows each exposure is a registration.
 func TestWindowsKeepTheRegistration(t *testing.T) {
 	if testenv.Device() == "siw" {
 		return
@@ -277,7 +277,7 @@ func windowed(t *testing.T, shared bool) (a, b *Endpoint) {
 	return pair(t, l, cfg)
 }
 
-// Several exposures at a time have a window each, and no more than there may be.
+// Several exposures at the same time have a window each, up to the limit.
 func TestWindowsAtATime(t *testing.T) {
 	if testenv.Device() == "siw" {
 		return
@@ -307,7 +307,7 @@ func TestWindowsAtATime(t *testing.T) {
 						t.Errorf("read of %d: %v", i, err)
 					}
 					b.mem.Revoke(d[i])
-					b.mem.Revoke(d[i]) // without effect
+					b.mem.Revoke(d[i]) // has no effect
 				}
 			}
 			if err := errors.Join(a.Err(), b.Err()); err != nil {
@@ -317,8 +317,8 @@ func TestWindowsAtATime(t *testing.T) {
 	}
 }
 
-// Memory that cannot be written takes no window: it is exposed by a registration
-// of its own, or, where that would serve other connections' peers, not at all.
+// Memory that cannot be written cannot have a window: it is exposed by a registration of its own or, if
+// that would give other connections' peers access, not at all.
 func TestWindowsOnReadOnlyMemory(t *testing.T) {
 	if testenv.Device() == "siw" {
 		return
@@ -350,7 +350,7 @@ func TestWindowsOnReadOnlyMemory(t *testing.T) {
 	}
 }
 
-// A peer that has gone cannot hold up Revoke for ever, and gets nothing.
+// A peer that no longer answers cannot block Revoke for ever, and gets no access.
 func TestRevokeWhenThePeerIsGone(t *testing.T) {
 	if testenv.Device() == "siw" {
 		return
@@ -367,8 +367,8 @@ func TestRevokeWhenThePeerIsGone(t *testing.T) {
 	mem := make([]byte, 64<<10)
 	d := expose(t, a, b, mem, session.RemoteRead|session.RemoteWrite)
 	run(t, "ip", "link", "set", netdev, "down")
-	// Messages that nobody acknowledges, until the invalidation has to wait
-	// behind them or finds no room.
+	// Sends messages that nobody acknowledges, until the invalidation has to wait after them, or finds
+	// no room.
 	for range maxSends {
 		if room := b.Reserve(16, 16); room != nil {
 			b.Commit(len(room))
@@ -387,11 +387,11 @@ func TestRevokeWhenThePeerIsGone(t *testing.T) {
 	a.discard()
 }
 
-// A peer that invalidates a window loses the connection, and the window is not
-// invalidated again.
+// A peer that invalidates a window loses its connection, and the window is not invalidated a second
+// time.
 func TestPeerInvalidates(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // rxe has another flag for it, and a kernel that does not survive the second time
+		return // rxe has another flag for it, and its kernel crashes the second time
 	}
 	nothingLeft(t)
 	a, b := windowed(t, false)
@@ -408,7 +408,7 @@ func TestPeerInvalidates(t *testing.T) {
 	}
 }
 
-// sendInvalidating has e send a message that invalidates a key of its peer's.
+// sendInvalidating makes e send a message that invalidates a key of its peer's.
 func sendInvalidating(e *Endpoint, key uint64) {
 	e.q.mu.Lock()
 	defer e.q.mu.Unlock()
@@ -418,15 +418,15 @@ func sendInvalidating(e *Endpoint, key uint64) {
 	e.send.postLocked(true)
 }
 
-// canReturn has the device's answer be that a peer's message can invalidate a window, or not,
-// until the end of the test.
+// canReturn sets whether the probe has found that a peer's message can invalidate a window, until the
+// end of the test.
 func canReturn(t *testing.T, d *device, can bool) {
 	before := d.returns.Swap(can)
 	t.Cleanup(func() { d.returns.Store(before) })
 }
 
-// A peer may invalidate the window of an offer, once: its access has ended then, and Revoke
-// posts nothing. With any other key it loses the connection.
+// A peer may invalidate the window of an offer, once: then its access has ended, and Revoke posts
+// nothing. With any other key it loses its connection.
 func TestPeerReturns(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
 		return
@@ -448,7 +448,7 @@ func TestPeerReturns(t *testing.T) {
 			d := expose(t, a, b, mem, session.RemoteRead)
 			b.q.mu.Lock()
 			defer b.q.mu.Unlock()
-			b.mem.windows.all[0].returnable = false // as postInvalidate leaves it
+			b.mem.windows.all[0].returnable = false // the state in which postInvalidate leaves it
 			return d.Key
 		},
 	} {
@@ -469,7 +469,7 @@ func TestPeerReturns(t *testing.T) {
 		if !returned || len(b.mem.windows.free) != len(b.mem.windows.all) {
 			t.Errorf("%s: the window is returned: %v; %d of %d free", name, returned, len(b.mem.windows.free), len(b.mem.windows.all))
 		}
-		if other == nil { // the same window, which is now revoked here
+		if other == nil { // the same window again, which is now revoked here
 			b.mem.Revoke(expose(t, a, b, mem, session.RemoteRead))
 			if err := b.Err(); err != nil || b.mem.windows.all[0].returnable {
 				t.Errorf("%s: %v; the peer may invalidate what was revoked: %v", name, err, b.mem.windows.all[0].returnable)
@@ -483,12 +483,12 @@ func TestPeerReturns(t *testing.T) {
 	}
 }
 
-// A peer that sends immediate data takes a receive whose completion has a length of
-// the peer's choice. It loses the connection, and no byte of other buffers is
-// handed out, wherever in its region the buffer lies.
+// A peer sends immediate data, which consumes a receive buffer, and whose completion has a length that
+// the peer chooses. It loses its connection, and no byte of other buffers is delivered, wherever in its
+// region the buffer lies.
 func TestPeerSendsImmediateData(t *testing.T) {
 	if testenv.Device() == "siw" {
-		return // iWARP has none
+		return // iWARP has no immediate data
 	}
 	nothingLeft(t)
 	l := listen(t, Config{})
@@ -505,7 +505,7 @@ func TestPeerSendsImmediateData(t *testing.T) {
 			wr := ibv.SendWR{Opcode: op, RemoteAddr: d.Addr, RemoteKey: uint32(d.Key),
 				SGE: ibv.SGE{Addr: uint64(addressOf(a.send.mem)), Length: 16, LKey: a.send.mr.LKey}}
 			if op == ibv.OpWriteWithImm {
-				wr.SGE.Length = uint32(len(a.send.mem)) // all of the region, many times a buffer
+				wr.SGE.Length = uint32(len(a.send.mem)) // the whole region, many times the size of a buffer
 			}
 			a.q.mu.Lock()
 			a.send.wr[0] = wr
@@ -521,7 +521,7 @@ func TestPeerSendsImmediateData(t *testing.T) {
 	}
 }
 
-// What an exposure costs, without a byte moved.
+// BenchmarkExposure measures what an exposure costs, without moving a byte.
 func BenchmarkExposure(b *testing.B) {
 	for _, windows := range []bool{false, true} {
 		if windows && testenv.Device() == "siw" {

@@ -17,20 +17,20 @@ import (
 	"strings"
 	"testing"
 
-	_ "github.com/sanconn/san" // as a change to them has to run these tests again
+	_ "github.com/sanconn/san" // the packages are imported so that a change to them makes go test run these tests again
 	_ "github.com/sanconn/san/sanproxy"
 )
 
 const module = "github.com/sanconn/san"
 
 var (
-	// whole are the packages of which programs may use all.
+	// whole are the packages of which programs may use everything.
 	whole = []string{module, module + "/sanconn", module + "/sanproxy"}
 
-	// single are the objects that programs may use of a package that is for providers.
+	// single are the objects that programs may use of a package that is meant for providers.
 	single = map[string][]string{module + "/regcache": {
 		"DefaultArena", "DefaultBudget", "Declare", "Watch", "ErrClosed", "ErrInUse",
-		"ObjectDied", "RangeWithdrawn", "MappingChanged", "CacheClosed", "UsersLeft", // causes, in Stats
+		"ObjectDied", "RangeWithdrawn", "MappingChanged", "CacheClosed", "UsersLeft", // causes of evictions, in Stats
 	}}
 )
 
@@ -57,14 +57,14 @@ func TestTheLastVersionsProgramsStillCompile(t *testing.T) {
 			t.Fatalf("%s has no %s: it is not a list of the API", record, root)
 		}
 	}
-	for _, platform := range strings.Split(*platforms, " ") { // at least one, "": this one
+	for _, platform := range strings.Split(*platforms, " ") { // at least one: "" is this platform
 		for _, line := range missing(want, apiOf(t, platform)) {
 			t.Errorf("%s has this, and the tree has not (%s):\n\t%s\nsee docs/COMPATIBILITY.md", record, cmp.Or(platform, "this platform"), line)
 		}
 	}
 }
 
-// The version that the changelog is at has its list, which is whole.
+// There is a list for the version that is at the top of the changelog, and it is complete.
 func TestTheChangelogsVersionHasAList(t *testing.T) {
 	text, err := os.ReadFile("../../CHANGELOG.md")
 	if err != nil {
@@ -78,7 +78,7 @@ func TestTheChangelogsVersionHasAList(t *testing.T) {
 	}
 }
 
-// lastRecord returns the file of the newest version.
+// lastRecord returns the list of the newest version.
 func lastRecord(t *testing.T) string {
 	t.Helper()
 	records, err := filepath.Glob("v*.txt")
@@ -109,8 +109,8 @@ func missing(want, got []string) (lines []string) {
 	return lines
 }
 
-// apiOf returns what programs can use of this module on a platform, GOOS/GOARCH; empty: on
-// this one.
+// apiOf returns what programs can use of this module on a platform, GOOS/GOARCH, or on this one if
+// platform is empty.
 func apiOf(t *testing.T, platform string) []string {
 	t.Helper()
 	types := load(t, platform, slices.AppendSeq(slices.Clone(whole), maps.Keys(single)))
@@ -134,7 +134,7 @@ func apiOf(t *testing.T, platform string) []string {
 	return lines
 }
 
-// load returns packages as the compiler sees them for a platform.
+// load returns packages as the compiler sees them on a platform.
 func load(t *testing.T, platform string, packages []string) map[string]*types.Package {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", append([]string{"list", "-export", "-deps", "-f", "{{.ImportPath}}\t{{.Export}}"}, packages...)...)

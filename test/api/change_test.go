@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// old is a package of a version, and changes are what the next one does to it: a line that
-// it breaks, or none.
+// old is a package in one version. changes are what the next version does to it, each with the line of
+// the list that it breaks, or none.
 const old = `package p
 
 import "example/m/inner"
@@ -127,12 +127,12 @@ func check(t *testing.T, path, source string, imports types.Importer) *types.Pac
 	return p
 }
 
-// one imports this package, whatever is imported.
+// one is an importer that returns this package, whatever is imported.
 type one struct{ p *types.Package }
 
 func (o one) Import(string) (*types.Package, error) { return o.p, nil }
 
-// replaced is text with from, which may be in the other package, replaced.
+// replaced returns text with from replaced by to. It may lack from, which is then in the other package.
 func replaced(text, from, to string) string {
 	if from == "" {
 		return text

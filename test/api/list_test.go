@@ -8,25 +8,25 @@ import (
 	"strings"
 )
 
-// A lister lists what programs can use of a module: of the objects it is given, of the
-// module's types that these mention, wherever they are declared, and so on. What an older
-// program relies on is one line each, so that a line that has gone, or has changed, is a
-// program that is broken, and an additional one is not.
+// A lister lists what programs can use of a module: the objects that it is given, the module's types
+// that these mention, wherever they are declared, and so on. Each thing on which a program can rely is
+// one line. So a line that is removed or changed means a broken program, and an additional line does
+// not.
 type lister struct {
 	module string // its path
 	lines  map[string]bool
 	seen   map[types.Object]bool
-	err    error // the first that it could not list
+	err    error // the first failure to list something
 }
 
 func newLister(module string) *lister {
 	return &lister{module: module, lines: map[string]bool{}, seen: map[types.Object]bool{}}
 }
 
-// list returns the lines, in order.
+// list returns the lines, sorted.
 func (l *lister) list() ([]string, error) { return slices.Sorted(maps.Keys(l.lines)), l.err }
 
-// addPackage lists all that a package exports.
+// addPackage lists everything that a package exports.
 func (l *lister) addPackage(p *types.Package) {
 	for _, name := range p.Scope().Names() {
 		if o := p.Scope().Lookup(name); o.Exported() {
@@ -74,13 +74,13 @@ func (l *lister) addType(name string, o *types.TypeName) {
 				l.line("field %s.%s %s", name, f.Name(), l.mention(f.Type()))
 			}
 		}
-	default: // of an interface all methods are in one line: programs may implement it
+	default: // all methods of an interface are on one line, because programs may implement it
 		l.line("type %s %s", name, l.mention(t))
 	}
 	l.addMethods(name, named)
 }
 
-// addMethods lists the methods, promoted ones too, of a type and of pointers to it.
+// addMethods lists the methods of a type and of pointers to it, including promoted ones.
 func (l *lister) addMethods(name string, t *types.Named) {
 	if types.IsInterface(t) {
 		return
@@ -96,7 +96,7 @@ func (l *lister) addMethods(name string, t *types.Named) {
 
 func (l *lister) line(format string, args ...any) { l.lines[fmt.Sprintf(format, args...)] = true }
 
-// signature returns a function's type behind its name.
+// signature returns a function's type, as written after its name.
 func (l *lister) signature(f *types.Func) string {
 	return strings.TrimPrefix(l.mention(f.Type()), "func")
 }
@@ -142,7 +142,8 @@ func (l *lister) followNamed(o *types.TypeName) {
 	}
 }
 
-// qualify returns how a package is written: by its path in this module, or its whole path.
+// qualify returns how a package is written: by its path within this module, or otherwise by its whole
+// path.
 func (l *lister) qualify(p *types.Package) string {
 	if p.Path() == l.module {
 		return p.Name()

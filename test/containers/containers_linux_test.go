@@ -16,13 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// enough is more than any buffer holds, in either direction.
+// enough is more bytes than all buffers hold, in one direction.
 const enough = "30000000"
 
-// sharedDir is a directory as the recipes of docs/CONTAINERS.md have it, for a group.
+// sharedDir is a directory for a group, as the recipes of docs/CONTAINERS.md make it.
 func sharedDir(t testing.TB, group int) string {
 	t.Helper()
-	// Not t.TempDir, below which other users have no way.
+	// Not t.TempDir, which other users may not enter.
 	dir, err := os.MkdirTemp("/tmp", "san-containers")
 	if err != nil {
 		t.Fatal(err)
@@ -31,15 +31,15 @@ func sharedDir(t testing.TB, group int) string {
 	if err := os.Chown(dir, 0, group); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Chmod(dir, 0o2770); err != nil { // os.Chmod has its own bit for set-group-ID
+	if err := unix.Chmod(dir, 0o2770); err != nil { // os.Chmod has another bit for set-group-ID
 		t.Fatal(err)
 	}
 	return dir
 }
 
-// Processes of two pods move to shared memory through a directory that both have, by IPv4 and
-// IPv6, and the bytes are right. Nothing is left in the directory once the listener and its
-// connections are closed.
+// Processes of two pods move to shared memory through a directory that both have, over IPv4 and IPv6,
+// and no byte is wrong. Nothing is left in the directory once the listener and its connections are
+// closed.
 func TestConnectionsBetweenPodsMove(t *testing.T) {
 	a, b := twoPods(t)
 	dir := sharedDir(t, 0)
@@ -59,8 +59,8 @@ func TestConnectionsBetweenPodsMove(t *testing.T) {
 	}
 }
 
-// Without a directory, or with one at one end alone, connections stay on TCP, and the
-// dialer is told why. The variable is as good as the field.
+// Without a directory, or with one at only one end, connections stay on TCP, and the dialer gets the
+// reason. The variable has the same effect as the field.
 func TestDirectoryIsWhatTheOperatorGives(t *testing.T) {
 	a, b := twoPods(t)
 	dir := sharedDir(t, 0)
@@ -82,8 +82,8 @@ func TestDirectoryIsWhatTheOperatorGives(t *testing.T) {
 	}
 }
 
-// One process's death ends its connections at the other at once, as with TCP. The name that a
-// killed process has left the next one removes.
+// When a process dies, its connections end at once at their other ends, as with TCP. The next process
+// removes the name that a killed process has left.
 func TestProcessOfAPodIsKilled(t *testing.T) {
 	a, b := twoPods(t)
 	dir := sharedDir(t, 0)
@@ -93,7 +93,7 @@ func TestProcessOfAPodIsKilled(t *testing.T) {
 		client.must(t, "dial 10.0.0.2:80 "+dir, "shm")
 		client.must(t, "echo 1000", "ok shm")
 		server.kill()
-		client.must(t, "read", "EOF") // it had nothing to send, and nothing to read
+		client.must(t, "read", "EOF") // nothing was unsent or unread, so the end is in order
 		if left, err := filepath.Glob(dir + "/*-80-*"); err != nil || len(left) != 1 {
 			t.Errorf("there are %q, %v", left, err)
 		}
@@ -116,7 +116,7 @@ func TestProcessOfAPodIsKilled(t *testing.T) {
 	}
 }
 
-// Each connection finds the process that has accepted it, of several at one port.
+// Several processes accept on one port. Each connection moves to the process that has accepted it.
 func TestSeveralProcessesOfAPort(t *testing.T) {
 	a, b := twoPods(t)
 	dir := sharedDir(t, 0)
@@ -133,7 +133,7 @@ func TestSeveralProcessesOfAPort(t *testing.T) {
 	client.must(t, "dial 10.0.0.3:80 "+dir, "shm")
 }
 
-// A directory in which everybody could have a name is not used, by either end: both tell.
+// A directory to which everybody may write is not used, and both ends report that.
 func TestDirectoryOfEverybody(t *testing.T) {
 	a, b := twoPods(t)
 	dir := sharedDir(t, 0)
@@ -148,12 +148,12 @@ func TestDirectoryOfEverybody(t *testing.T) {
 		t.Errorf("the dialer: %s", got)
 	}
 	client.must(t, "echo 100000", "ok tcp")
-	// Within its own pod, the listener serves all the same.
+	// Within its own pod, the listener still serves.
 	near := b.start(t, nil)
 	near.must(t, "dial 10.0.0.2:80", "shm")
 }
 
-// Processes of different users meet if they are in the directory's group. Others do not.
+// Connections between different users move if both are in the directory's group, and only then.
 func TestGroupOfTheDirectory(t *testing.T) {
 	a, b := twoPods(t)
 	const group, user = 4321, 1234
@@ -172,7 +172,7 @@ func TestGroupOfTheDirectory(t *testing.T) {
 	}
 }
 
-// A process in a user namespace of its own, to which the peer's user is nobody that it knows.
+// A process in a user namespace of its own, in which the peer's user is unknown.
 func TestUserNamespace(t *testing.T) {
 	a, b := twoPods(t)
 	const group, user = 4321, 1234
@@ -198,7 +198,7 @@ func TestUserNamespace(t *testing.T) {
 	}
 }
 
-// A PID namespace, in which the peer has no number.
+// A process in a PID namespace of its own, in which the peer's process has no id.
 func TestPIDNamespace(t *testing.T) {
 	a, b := twoPods(t)
 	dir := sharedDir(t, 0)
@@ -211,7 +211,7 @@ func TestPIDNamespace(t *testing.T) {
 	client.must(t, "read", "EOF")
 }
 
-// squat takes a name of a port, and has serve called for each process that connects.
+// squat takes a name of a port, and calls serve for each process that connects to it.
 func squat(t testing.TB, dir string, port int, number, network string, serve func(net.Conn)) {
 	t.Helper()
 	name := filepath.Join(dir, fmt.Sprintf("san-shm-9-%d-%s", port, number))
@@ -235,15 +235,15 @@ func squat(t testing.TB, dir string, port int, number, network string, serve fun
 	t.Cleanup(func() { l.Close(); work.Wait() })
 }
 
-// Other processes with names of the port, which answer nonsense, something else or nothing,
-// cost the dialer an attempt each, and no connection.
+// Other processes have names of the port, and answer with garbage, with another protocol, or not at all.
+// Each costs the dialer an attempt, and no connection.
 func TestSquattersInTheDirectory(t *testing.T) {
 	a, b := twoPods(t)
 	dir := sharedDir(t, 0)
 	squat(t, dir, 80, "0000000000000000", "unixpacket", func(c net.Conn) { c.Write([]byte("nonsense")) })
 	squat(t, dir, 80, "0000000000000001", "unix", func(c net.Conn) {})
 	squat(t, dir, 80, "0000000000000002", "unixpacket", func(c net.Conn) { c.Write(make([]byte, 1<<16)) })
-	squat(t, dir, 80, "0000000000000003", "unixpacket", func(c net.Conn) { // silent
+	squat(t, dir, 80, "0000000000000003", "unixpacket", func(c net.Conn) { // answers nothing
 		c.SetReadDeadline(time.Now().Add(patience))
 		for b := make([]byte, 64); ; {
 			if _, err := c.Read(b); err != nil {
@@ -262,7 +262,7 @@ func TestSquattersInTheDirectory(t *testing.T) {
 	}
 }
 
-// Without timestamps at either end there is no proof, and so no move.
+// Without TCP timestamps at either end there is no proof, and so no move.
 func TestNoTimestamps(t *testing.T) {
 	a, b := twoPods(t)
 	dir := sharedDir(t, 0)
@@ -272,7 +272,7 @@ func TestNoTimestamps(t *testing.T) {
 		for _, value := range []string{"0", "2"} {
 			p.script(t, "sysctl -qw net.ipv4.tcp_timestamps="+value)
 			got := client.ask(t, "dial 10.0.0.2:80 "+dir)
-			if i == 1 && value == "2" { // without a random offset, but it is the dialer's that counts
+			if i == 1 && value == "2" { // 2 is without a random offset, which matters only at the dialer
 				if got != "shm" {
 					t.Errorf("the acceptor has tcp_timestamps=2: %s", got)
 				}
@@ -288,7 +288,7 @@ func TestNoTimestamps(t *testing.T) {
 	}
 }
 
-// An address that is translated on the way is not the same at both ends: TCP.
+// If an address is translated on the way, it differs at the two ends, and the connection stays on TCP.
 func TestTranslatedAddress(t *testing.T) {
 	a, b := twoPods(t)
 	dir := sharedDir(t, 0)
@@ -302,8 +302,8 @@ func TestTranslatedAddress(t *testing.T) {
 	client.must(t, "echo 100000", "ok tcp")
 }
 
-// A process whose threads are in two network namespaces is found in both by one port, for what it
-// accepts there.
+// A process has threads in two network namespaces, and accepts on the same port in both. Each connection
+// finds the process.
 func TestOneProcessInTwoNamespaces(t *testing.T) {
 	a, b := twoPods(t)
 	var listeners [2]agent

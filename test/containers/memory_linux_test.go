@@ -21,25 +21,25 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// memoryGroup is a control group with a limit of memory.
+// memoryGroup is a control group with a memory limit.
 type memoryGroup string
 
 func newMemoryGroup(t testing.TB, limit int64) memoryGroup {
 	t.Helper()
 	testenv.NeedRoot(t)
 	for _, v := range []struct{ mount, prepare, limit string }{
-		{"/sys/fs/cgroup/memory", "", "memory.limit_in_bytes"}, // version 1
+		{"/sys/fs/cgroup/memory", "", "memory.limit_in_bytes"}, // cgroups version 1
 		{"/sys/fs/cgroup", "+memory", "memory.max"},
 	} {
 		if v.prepare != "" {
-			os.WriteFile(v.mount+"/cgroup.subtree_control", []byte(v.prepare), 0) // or it is there already
+			os.WriteFile(v.mount+"/cgroup.subtree_control", []byte(v.prepare), 0) // fails if it is set already
 		}
 		dir := fmt.Sprintf("%s/san-test-%d", v.mount, os.Getpid())
 		if os.Mkdir(dir, 0o755) != nil {
 			continue
 		}
 		t.Cleanup(func() {
-			testenv.Eventually(t, patience, func() error { return os.Remove(dir) }) // its processes have ended, but for the kernel's part
+			testenv.Eventually(t, patience, func() error { return os.Remove(dir) }) // the kernel may not be done with its processes
 		})
 		if err := os.WriteFile(filepath.Join(dir, v.limit), fmt.Append(nil, limit), 0); err == nil {
 			return memoryGroup(dir)
@@ -57,7 +57,7 @@ func (g memoryGroup) take(t testing.TB, p *process) {
 	}
 }
 
-// kills is how many processes of the group were killed for lack of memory.
+// kills returns how many processes of the group were killed for lack of memory.
 func (g memoryGroup) kills(t testing.TB) (n int) {
 	t.Helper()
 	for _, name := range []string{"memory.oom_control", "memory.events"} {
@@ -72,8 +72,7 @@ func (g memoryGroup) kills(t testing.TB) (n int) {
 	return 0
 }
 
-// pour serves an address, where it writes to each connection without an end, once that has
-// said something.
+// pour serves an address. It writes to each connection without end, once the client has sent something.
 func (a *agent) pour(args []string) (string, error) {
 	l, err := san.Listen("tcp", args[0])
 	if err != nil {
@@ -101,7 +100,7 @@ func (a *agent) pour(args []string) (string, error) {
 						continue
 					}
 					err = nil
-					if n == 0 { // there was no room, and not only no time
+					if n == 0 { // there was no room, rather than no time
 						waits, err = true, c.SetWriteDeadline(time.Time{})
 						a.waits <- struct{}{}
 					}
@@ -112,7 +111,7 @@ func (a *agent) pour(args []string) (string, error) {
 	return "ok", nil
 }
 
-// full waits until what pour writes to so many connections waits for room.
+// full waits until the Writes of pour on so many connections wait for room.
 func (a *agent) full(args []string) (string, error) {
 	var n int
 	if _, err := fmt.Sscan(args[0], &n); err != nil {
@@ -161,20 +160,20 @@ func (a *agent) stall(args []string) (string, error) {
 	return fmt.Sprint("stalled ", moved), nil
 }
 
-// A server in a container of 128 MiB lives with clients that do not read, whoever of the two
-// pays for the memory, and serves others.
+// A server in a container of 128 MiB survives clients that do not read, whichever of the two pays for
+// the memory, and serves others.
 func TestStalledClientsOfASmallContainer(t *testing.T) {
 	const limit = moreMemory * 128 << 20
-	const hold = 30 // of those that stall, at least, rings of a quarter of the limit hold: others stay on TCP
+	const hold = 30 // of the connections that stall, at least so many have rings, in a quarter of the limit; others stay on TCP
 	for _, n := range []int{60, 150} {
 		for _, tt := range []struct {
-			end    string          // whose container it is
-			client func(*exec.Cmd) // nil: the server's user
+			end    string          // the end that is in the container
+			client func(*exec.Cmd) // starts the client as another user; nil: the server's
 		}{{"server", nil}, {"client", nil}, {"server", as(1234)}} {
 			name, least := fmt.Sprintf("%d, the %s's", n, tt.end), min(n/3, hold)
 			if tt.client != nil {
 				name += ", of another user"
-				least = hold / 2 // which has as much as it leaves free
+				least = hold / 2 // it gets as much as it leaves free
 			}
 			t.Run(name, func(t *testing.T) {
 				group := newMemoryGroup(t, limit)
@@ -210,7 +209,7 @@ func TestStalledClientsOfASmallContainer(t *testing.T) {
 	}
 }
 
-// keepRings opens what a process has mapped of its peers' halves of segments.
+// keepRings opens the halves of segments that a process has mapped of its peers.
 func keepRings(t *testing.T, pid int) (kept []*os.File) {
 	t.Helper()
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
@@ -229,8 +228,9 @@ func keepRings(t *testing.T, pid int) (kept []*os.File) {
 	return kept
 }
 
-// A server in a container lives with clients in another one that do not read, end, and pass on what
-// it has written for them; their connections stay on TCP in the end. Once nobody keeps it, they move.
+// A server in a container survives clients in another container that do not read, end, and have passed
+// on the memory that it has written for them. In the end such clients' connections stay on TCP. Once
+// nobody keeps that memory, connections move again.
 func TestKeptRingsOfASmallContainer(t *testing.T) {
 	const limit = moreMemory * 128 << 20
 	const conns, rounds = 20, 16
@@ -280,11 +280,11 @@ func TestKeptRingsOfASmallContainer(t *testing.T) {
 		return nil
 	})
 	client.must(t, "echo "+enough, "ok shm")
-	server.kill() // it leaves the group
+	server.kill() // so that it leaves the group
 }
 
-// pair connects the process with itself, by a policy, and answers what carries the two ends. With
-// Require no byte goes by TCP, else some do.
+// pair connects the process with itself, with a policy, and answers what carries the two ends. With
+// Require no byte goes by TCP, otherwise some do.
 func (a *agent) pair(args []string) (string, error) {
 	policy := map[string]san.Policy{"prefer": san.Prefer, "require": san.Require}[args[0]]
 	l, err := (&san.ListenConfig{Policy: policy}).Listen(context.Background(), "tcp", "127.0.0.1:0")
@@ -319,8 +319,8 @@ func (a *agent) endsBy() string {
 	return fmt.Sprint(san.InfoOf(a.ends[0]).Provider, " ", san.InfoOf(a.ends[1]).Provider)
 }
 
-// trade has both ends of what pair connected write 512 KiB, and only then read, in so many seconds.
-// It answers what carries them then, and whether each has got as far.
+// trade makes both ends of pair's connection write 512 KiB, and only then read, within a number of
+// seconds. It answers what carries them then, and whether each end has finished.
 func (a *agent) trade(args []string) (string, error) {
 	within, err := time.ParseDuration(args[0] + "s")
 	if err != nil {
@@ -352,9 +352,9 @@ func (a *agent) trade(args []string) (string, error) {
 	return a.endsBy() + " done", err
 }
 
-// Clients that do not read have used up a process's memory for streams. Two ends that had moved
-// before, and then write before they read, get as far as TCP's do, by TCP. With the policy Require
-// no byte goes there.
+// Clients that do not read have used up a process's memory for streams. Two ends that have moved before,
+// and both write before they read, get as far as over TCP, because they go back to TCP. With Require no
+// byte goes by TCP.
 func TestBothWriteBesideStalledClients(t *testing.T) {
 	for _, tt := range []struct {
 		policy, seconds, want string
@@ -363,7 +363,7 @@ func TestBothWriteBesideStalledClients(t *testing.T) {
 		{"require", "4", "shm shm late"},
 	} {
 		t.Run(tt.policy, func(t *testing.T) {
-			const times = min(moreMemory, 4) // more limit is more memory to fill
+			const times = min(moreMemory, 4) // the larger the limit, the more memory the test has to fill
 			group := newMemoryGroup(t, times*128<<20)
 			here := newPod(t)
 			here.script(t, "ip link set lo up")
@@ -375,18 +375,19 @@ func TestBothWriteBesideStalledClients(t *testing.T) {
 			client.must(t, fmt.Sprint("stall 127.0.0.1:81 ", stalled), "stalled ")
 			server.must(t, fmt.Sprint("full ", stalled), "full ")
 			server.must(t, "trade "+tt.seconds, tt.want)
-			server.kill() // it leaves the group
+			server.kill() // so that it leaves the group
 		})
 	}
 }
 
-// lock has all of the process's memory locked, now and later, as programs have it that must
-// not wait for a disk.
+// lock locks all of the process's memory, present and future, as programs do that must not wait for a
+// disk.
 func (a *agent) lock([]string) (string, error) {
 	return "ok", unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE)
 }
 
-// mapped answers how many KiB of shared memory are mapped, and have memory; and with which flags.
+// mapped answers how many KiB of shared memory are mapped, how many have memory, and the mappings'
+// flags.
 func (a *agent) mapped([]string) (string, error) {
 	text, err := os.ReadFile("/proc/self/smaps")
 	var size, rss int
@@ -395,7 +396,7 @@ func (a *agent) mapped([]string) (string, error) {
 	for line := range strings.Lines(string(text)) {
 		var n int
 		switch key, value, _ := strings.Cut(line, ":"); {
-		case strings.Contains(line, "-") && strings.Contains(key, " "): // addresses, permissions, …
+		case strings.Contains(line, "-") && strings.Contains(key, " "): // a line with addresses, permissions and so on
 			if ours = strings.Contains(line, "memfd:san-shm"); ours {
 				flags["all"]++
 			}
@@ -417,9 +418,8 @@ func (a *agent) mapped([]string) (string, error) {
 	return fmt.Sprintf("%d %d %d locked %d not dumped %d not huge %d", size, rss, flags["all"], flags["lo"], flags["dd"], flags["nh"]), err
 }
 
-// What is mapped has memory only where it has been used, whatever the program has asked for, and
-// no huge pages, whatever the host prefers; and a core dump, which would read all of it, leaves
-// it out.
+// Mapped memory that was not used takes no memory, whatever the program has locked. It gets no huge
+// pages, whatever the host prefers, and a core dump, which would read all of it, leaves it out.
 func TestOnlyWhatIsUsedHasMemory(t *testing.T) {
 	here := newPod(t)
 	here.script(t, "ip link set lo up")

@@ -12,7 +12,7 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// pod is a network namespace, as a thread that is in it: processes that it starts are, too.
+// pod is a network namespace, represented by a thread that is in it, and that starts processes in it.
 type pod struct {
 	tid   int
 	calls chan func()
@@ -25,7 +25,7 @@ func newPod(t testing.TB) *pod {
 	failed, ended := make(chan error), make(chan struct{})
 	go func() {
 		defer close(ended)
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 		p.tid = unix.Gettid()
 		failed <- unix.Unshare(unix.CLONE_NEWNET)
 		for call := range p.calls {
@@ -39,14 +39,14 @@ func newPod(t testing.TB) *pod {
 	return p
 }
 
-// do calls f in the pod.
+// do calls f on the pod's thread.
 func (p *pod) do(f func()) {
 	done := make(chan struct{})
 	p.calls <- func() { defer close(done); f() }
 	<-done
 }
 
-// script runs commands of the shell in the pod.
+// script runs shell commands in the pod.
 func (p *pod) script(t testing.TB, commands string) {
 	t.Helper()
 	var out []byte
@@ -57,8 +57,8 @@ func (p *pod) script(t testing.TB, commands string) {
 	}
 }
 
-// twoPods are joined by a network in which the first is 10.0.0.1 and fd00::1, and the second
-// has the same addresses with 2, and 10.0.0.3.
+// twoPods makes two pods that are connected by a network. The addresses of the first are 10.0.0.1 and
+// fd00::1, those of the second 10.0.0.2, fd00::2 and 10.0.0.3.
 func twoPods(t testing.TB) (a, b *pod) {
 	t.Helper()
 	a, b = newPod(t), newPod(t)

@@ -22,10 +22,10 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// patience bounds every wait of a test; reaching it is a failure.
+// patience bounds each wait of a test. A test that reaches it has failed.
 const patience = 30 * time.Second
 
-// envRole has the test binary be a process of a pod.
+// envRole makes the test binary act as a process of a pod.
 const envRole = "SAN_CONTAINERS_ROLE"
 
 func TestMain(m *testing.M) {
@@ -35,14 +35,14 @@ func TestMain(m *testing.M) {
 	serveCommands()
 }
 
-// process is one in a pod. It does what it is told, a line at a time, and answers each by one.
+// process is a process in a pod. It executes commands, one a line, and answers each by one line.
 type process struct {
 	*exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
 }
 
-// start starts a process; change may alter how.
+// start starts a process. change may change how it is started.
 func (p *pod) start(t testing.TB, change func(*exec.Cmd)) *process {
 	t.Helper()
 	s := &process{Cmd: exec.Command("/proc/self/exe")}
@@ -71,7 +71,7 @@ func (p *pod) start(t testing.TB, change func(*exec.Cmd)) *process {
 	return s
 }
 
-// as has a process be a user's.
+// as makes a process run as a user, with groups.
 func as(user uint32, groups ...uint32) func(*exec.Cmd) {
 	return func(c *exec.Cmd) {
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user, Groups: groups}}
@@ -84,7 +84,7 @@ func (s *process) kill() {
 	s.Wait()
 }
 
-// tell tells the process to do something.
+// tell sends a command.
 func (s *process) tell(t testing.TB, command string) {
 	t.Helper()
 	if _, err := fmt.Fprintln(s.in, command); err != nil {
@@ -104,14 +104,14 @@ func (s *process) answer(t testing.TB) string {
 	return strings.TrimSpace(line)
 }
 
-// ask tells the process to do something, and returns its answer.
+// ask sends a command, and returns its answer.
 func (s *process) ask(t testing.TB, command string) string {
 	t.Helper()
 	s.tell(t, command)
 	return s.answer(t)
 }
 
-// must tells the process to do something, and checks how the answer begins.
+// must sends a command, and checks how the answer begins.
 func (s *process) must(t testing.TB, command, answer string) {
 	t.Helper()
 	if got := s.ask(t, command); !strings.HasPrefix(got, answer) {
@@ -119,7 +119,7 @@ func (s *process) must(t testing.TB, command, answer string) {
 	}
 }
 
-// serveCommands is what a process does.
+// serveCommands is the main function of such a process.
 func serveCommands() {
 	var a agent
 	lines := bufio.NewScanner(os.Stdin)
@@ -134,15 +134,15 @@ func serveCommands() {
 	os.Exit(0)
 }
 
-// agent is what a process has.
+// agent is the state of such a process.
 type agent struct {
 	listener net.Listener
-	conn     net.Conn // the one that it has dialed
+	conn     net.Conn // dialed by this process
 	stalled  []net.Conn
-	ends     [2]net.Conn   // of the one that pair has made
-	poured   atomic.Int64  // bytes
-	waits    chan struct{} // one for each connection of pour that has no room any more
-	ended    chan string   // what carried an accepted connection, and its error
+	ends     [2]net.Conn   // both ends of pair's connection
+	poured   atomic.Int64  // bytes that pour has written
+	waits    chan struct{} // gets a token for each connection of pour whose Write waits for room
+	ended    chan string   // gets the carrier of an accepted connection, and its error
 }
 
 var commands = map[string]func(*agent, []string) (string, error){
@@ -161,8 +161,7 @@ var commands = map[string]func(*agent, []string) (string, error){
 	"trade":  (*agent).trade,
 }
 
-// listen serves an address, where it sends back all that comes. It answers why connections from
-// other pods do not move.
+// listen serves an address, where it echoes. It answers why connections from other pods do not move.
 func (a *agent) listen(args []string) (answer string, err error) {
 	lc := san.ListenConfig{Providers: []string{"shm"}}
 	if len(args) > 1 {
@@ -202,11 +201,11 @@ func (a *agent) awaitEnd([]string) (string, error) {
 	}
 }
 
-// dial connects, and answers what carries the connection once it has tried to move.
+// dial connects, and answers what carries the connection once an attempt to move it has ended.
 func (a *agent) dial(args []string) (answer string, err error) {
 	d := san.Dialer{Providers: []string{"shm"}}
 	d.Options.MoveAtOnce = true
-	d.Options.AttemptTimeout = patience / 2 // a process may be away for seconds
+	d.Options.AttemptTimeout = patience / 2 // a process may be stalled for seconds
 	if len(args) > 1 {
 		d.ShmDir = args[1]
 	}
@@ -223,8 +222,8 @@ func (a *agent) dial(args []string) (answer string, err error) {
 	return info.Provider, err
 }
 
-// tried returns what carries a connection once it has tried to move, the end of which nothing
-// announces.
+// tried waits until an attempt to move a connection has ended, which no event reports, and returns what
+// carries it.
 func tried(c net.Conn) (info san.Info, err error) {
 	err = testenv.Await(patience, func() error {
 		if info = san.InfoOf(c); info.Fallback == san.ReasonUnused {
@@ -235,7 +234,7 @@ func tried(c net.Conn) (info san.Info, err error) {
 	return info, err
 }
 
-// echo sends so many bytes, and checks that they come back.
+// echo sends so many bytes, and checks that the same come back.
 func (a *agent) echo(args []string) (string, error) {
 	var n int64
 	if _, err := fmt.Sscan(args[0], &n); err != nil {
@@ -267,7 +266,7 @@ func (a *agent) echo(args []string) (string, error) {
 	return "ok " + san.InfoOf(a.conn).Provider, <-sent
 }
 
-// read answers how the connection ends.
+// read answers how the connection's stream ends.
 func (a *agent) read([]string) (string, error) {
 	a.conn.SetDeadline(time.Now().Add(patience))
 	n, err := a.conn.Read(make([]byte, 1))

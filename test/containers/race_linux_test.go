@@ -2,5 +2,5 @@
 
 package containers
 
-// moreMemory is how many times as much a process takes that the race detector watches.
+// moreMemory is how many times as much memory a process takes with the race detector.
 const moreMemory = 10

@@ -21,8 +21,8 @@ import (
 
 var burst = flag.Int("burst", 100, "connections that BenchmarkBurst has move at once")
 
-// BenchmarkBurst has connections that are dialed at once move, where a queue pair costs what it
-// does on a NIC and where it costs nothing.
+// BenchmarkBurst dials many connections at once, and waits until they have moved: with queue pairs that
+// take as long to make as a NIC's, and with queue pairs that take no time.
 func BenchmarkBurst(b *testing.B) {
 	for _, pairs := range []struct{ name, costs string }{{"NIC", ""}, {"free", ",qp_ns=0,slow_qp_ns=0"}} {
 		b.Run(pairs.name, func(b *testing.B) {
@@ -45,8 +45,8 @@ func BenchmarkBurst(b *testing.B) {
 
 var apart = flag.Duration("apart", 0, "pause between the dials that BenchmarkDialRequire makes")
 
-// BenchmarkDialRequire has connections that may not stay on TCP dialed and closed one after the
-// other, each in the time that a program waits for its Dial.
+// BenchmarkDialRequire dials connections with Require, and closes them, one after the other. It measures
+// how long a program waits for its Dial.
 func BenchmarkDialRequire(b *testing.B) {
 	for _, pause := range []time.Duration{0, 20 * time.Millisecond} {
 		b.Run(fmt.Sprintf("%v apart", pause), func(b *testing.B) {
@@ -56,7 +56,7 @@ func BenchmarkDialRequire(b *testing.B) {
 			if _, err := fmt.Sscan(string(after), &median, &late); err != nil {
 				b.Fatalf("%v\n%s", err, out)
 			}
-			b.ReportMetric(0, "ns/op") // of which the pause would be the most
+			b.ReportMetric(0, "ns/op") // most of which would be the pause
 			b.ReportMetric(median, "µs-median")
 			b.ReportMetric(late, "µs-p95")
 		})
@@ -65,7 +65,7 @@ func BenchmarkDialRequire(b *testing.B) {
 
 func TestDialRequire(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // BenchmarkDialRequire runs it
+		return // BenchmarkDialRequire runs it in a process of its own
 	}
 	var e echo
 	l := listen(t, e.serve)
@@ -99,23 +99,23 @@ func TestDialRequire(t *testing.T) {
 	t.Logf("%s%d %d", movedIn, took[len(took)/2].Microseconds(), took[len(took)*95/100].Microseconds())
 }
 
-// ready is how many queue pairs a device keeps ready.
+// ready is how many queue pairs a device has ready.
 const ready = 4
 
-// TestBurst is the burst's small form.
+// TestBurst is BenchmarkBurst with fewer connections.
 func TestBurst(t *testing.T) {
 	if testenv.Device() != "" {
-		return // such a process, or the lane of real drivers
+		return // this is such a process, or the lane of real drivers
 	}
 	runOn(t, hwsim.New(t, "latency_ns=2000"), "TestAllMove", 1, nil, "-burst=300")
 }
 
-const movedIn = "moved in " // before the time that it took
+const movedIn = "moved in " // printed before the time that it took
 
-// All of many connections move that are dialed at once.
+// All of many connections that are dialed at once move.
 func TestAllMove(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // TestBurst and BenchmarkBurst run it
+		return // TestBurst and BenchmarkBurst run it in processes of their own
 	}
 	var e echo
 	l := listen(t, e.serve)
@@ -153,7 +153,7 @@ func TestAllMove(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	// They are used as by a program, since what has failed to move is tried again after use.
+	// The connections are used, because an attempt to move that has failed is repeated after more use.
 	testenv.Eventually(t, patience, func() error {
 		var err error
 		for i, c := range conns {

@@ -12,24 +12,23 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The normal form of a trace (docs/DEBUGGING.md): what is the same in each run in which the
-// protocol is right. It has each end's own steps in their order, and of what comes to it that on
-// which its steps depend.
+// The normal form of a trace (docs/DEBUGGING.md) is what must be the same in each run. It has each end's
+// own steps in their order and, of what comes from the peer, only that on which this end's steps depend.
 
-// traceEnd is what one end of a connection has traced, without time, process and number.
+// traceEnd is the trace of one end of a connection, without times, process ids and session numbers.
 type traceEnd struct {
 	lines    []string
-	sessions int // that were for this connection
+	sessions int // how many sessions were for this connection
 }
 
-// traced returns both ends of the connection between two addresses.
+// traced returns the traces of both ends of the connection between two addresses.
 func traced(trace, dialer, acceptor string) (d, a *traceEnd) {
 	byNumber := make(map[string][]string)
 	var numbers []string
 	for line := range strings.Lines(trace) {
 		f := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 4)
 		if len(f) < 4 {
-			continue // not written to its end yet
+			continue // a line that is not completely written yet
 		}
 		if byNumber[f[2]] == nil {
 			numbers = append(numbers, f[2])
@@ -49,14 +48,14 @@ func traced(trace, dialer, acceptor string) (d, a *traceEnd) {
 	return find(dialer, acceptor), find(acceptor, dialer)
 }
 
-// has reports whether a line begins in one of these ways.
+// has reports whether a line begins with one of these words.
 func (e *traceEnd) has(begins ...string) bool {
 	return slices.ContainsFunc(e.lines, func(line string) bool {
 		return slices.ContainsFunc(begins, func(b string) bool { return strings.HasPrefix(line, b) })
 	})
 }
 
-// messages are those of one direction.
+// messages returns the messages of one direction.
 func (e *traceEnd) messages(dir string) (ms []string) {
 	for _, line := range e.lines {
 		if m, ok := strings.CutPrefix(line, dir+" "); ok {
@@ -66,8 +65,9 @@ func (e *traceEnd) messages(dir string) (ms []string) {
 	return ms
 }
 
-// disagrees tells the messages of e, to the last number, from what the other end has got.
-// That may lack the last ones: an end that has what it waits for closes.
+// disagrees compares the messages that e has sent with those that the other end has received, and
+// describes a difference. The last ones may be missing there, because an end closes once it has what it
+// waits for.
 func (e *traceEnd) disagrees(other *traceEnd) string {
 	sent, got := e.messages(">"), other.messages("<")
 	if len(got) <= len(sent) && slices.Equal(sent[:len(got)], got) {
@@ -77,9 +77,9 @@ func (e *traceEnd) disagrees(other *traceEnd) string {
 }
 
 var (
-	// Its sender has dealt with as many messages as it has come to.
+	// The credit depends on how many messages the sender has processed by then.
 	credit = regexp.MustCompile(` credit=\d+`)
-	// Keys are the device's.
+	// The keys depend on the device.
 	key = regexp.MustCompile(`key=(0x[0-9a-f]+)`)
 
 	inStream = regexp.MustCompile(`^> (Data|Fill) .*stream=(\d+)\+(\d+)$`)
@@ -87,9 +87,9 @@ var (
 	read     = regexp.MustCompile(`^- read id=(\d+) bytes=(\d+) at=(\d+) `)
 )
 
-// timely are lines that come when time has it so. Credit and Emptied are flow control, and tell
-// whatever has been read by then. When a transfer has ended is seen by who looks next. Of what
-// comes from the peer only that counts on which this end's next step depends.
+// timely reports whether a line depends on timing. Credit and Emptied are flow control, and tell what
+// was read by then. The end of a transfer is seen by whichever goroutine looks next. Of what comes from
+// the peer, only that counts on which this end's next step depends.
 func timely(line string) bool {
 	f := strings.Fields(line)
 	switch f[0] {
@@ -101,30 +101,30 @@ func timely(line string) bool {
 	return f[1] == "carries" || f[1] == "over:" || len(f) > 2 && f[2] == "done"
 }
 
-// former puts a normal form together, line by line.
+// former builds a normal form, line by line.
 type former struct {
 	form []string
-	size int64 // of each Write
+	size int64 // the size of each Write
 
-	// The last lines are one run of the stream, by Data or, behind whatever Data has gone before
-	// the inbox was there, by RDMA writes with their Fills.
+	// The present run of stream bytes: by Data messages or by RDMA writes with their Fills, which follow
+	// the Data messages that went before the inbox was there.
 	stream struct {
-		by       string // "": no run
+		by       string // "": there is no run
 		from, to int64
 	}
-	written int64 // bytes of RDMA writes that no Fill has announced
-	// The last lines are RDMA reads of one offer, of these bytes.
+	written int64 // bytes of RDMA writes for which there was no Fill yet
+	// The present run of RDMA reads of one offer, and their bytes.
 	reads struct {
-		id   string // "": none
+		id   string // "": there is no run
 		to   int64
-		near bool // NearDone was sent meanwhile
+		near bool // NearDone was sent during the run
 	}
 }
 
-// normal is the normal form of what an end has traced that wrote, or read, in pieces of so many
-// bytes. It ends with CloseAck, or with the close that it allows: how the other end's endpoint
-// then ends depends on who looks first. The end of what was exposed for writing comes last, as a
-// worker sees to it.
+// normal returns the normal form of the trace of an end that has written, or read, in pieces of size
+// bytes. It ends with CloseAck, or with the close that CloseAck allows: how the other end's endpoint
+// ends afterwards depends on timing. The revocation of memory that was exposed for writing comes last,
+// because a worker does that.
 func (e *traceEnd) normal(size int) string {
 	f := former{size: int64(size)}
 	inbox := "no key"
@@ -159,7 +159,7 @@ func (f *former) add(line string) {
 	case read.MatchString(line):
 		f.addRead(read.FindStringSubmatch(line))
 	case strings.HasPrefix(line, "> NearDone") && f.reads.id != "":
-		f.reads.near = true // as often as time has it, but before the last byte has come
+		f.reads.near = true // how often depends on timing, but it comes before the last byte
 	default:
 		f.flush()
 		f.form = append(f.form, line)
@@ -221,13 +221,13 @@ func (f *former) flushReads() {
 	f.reads = former{}.reads
 }
 
-// number is that of digits that a pattern has found.
+// number returns the number whose digits a pattern has found.
 func number(digits string) int64 {
 	n, _ := strconv.ParseInt(digits, 10, 64)
 	return n
 }
 
-// named names keys by the order in which they come.
+// named replaces keys by names, in the order in which they appear.
 func named(form string) string {
 	var keys []string
 	return key.ReplaceAllStringFunc(form, func(k string) string {

@@ -30,23 +30,24 @@ var update = flag.Bool("update", false, "write the golden traces anew")
 
 type goldenProfile struct {
 	name    string
-	reads   bool // memory is read by RDMA: how much is registered depends on time
+	reads   bool // memory is read by RDMA, so the number of registrations depends on timing
 	windows bool
-	costs   string // settings besides
+	costs   string // further settings
 }
 
-// goldenProfiles are families that differ in kind.
+// goldenProfiles are families of different kinds.
 var goldenProfiles = []goldenProfile{
 	{"mlx5-ib", true, true, ""},       // InfiniBand with windows of type 2
-	{"irdma-roce", true, true, ""},    // RoCE with them
+	{"irdma-roce", true, true, ""},    // RoCE with windows of type 2
 	{"irdma-iwarp", false, false, ""}, // iWARP
-	// RoCE without windows, where an offer would cost more than the copies that it spares,
+	// RoCE without windows, where an offer would cost more than the copies that it saves.
 	{"bnxt_re", false, false, ",latency_ns=2000,reg_ns=10000000"},
-	// and where registrations cost nothing: Revoke deregisters.
+	// A device on which registrations cost nothing, so that each Write is offered, and Revoke
+	// deregisters.
 	{"mana", true, false, ""},
 }
 
-// goldenWrites are the Writes of one connection: of one buffer, as often as it says.
+// goldenWrites are the Writes of one connection: how often one buffer is written.
 var goldenWrites = []struct {
 	name   string
 	size   int
@@ -61,19 +62,18 @@ var goldenWrites = []struct {
 const (
 	envTrace   = "SAN_TRACE"
 	envProfile = "SAN_TEST_PROFILE"
-	// goldenArena is the arena's size in MiB: send buffers have 4 MiB whatever memory the machine has.
+	// goldenArena is the arena's size in MiB. It makes send buffers have 4 MiB on any machine.
 	goldenArena = 256
-	// readFirst is for how long a Read has waited when its Write begins: its memory waits for an offer
-	// then, as the second one's has to before the third one's is read into.
+	// readFirst is how long a Read waits before its Write begins. Then its memory waits for an offer
+	// when the Write comes, as the second Read's memory must, so that the third one's is read into.
 	readFirst = 100 * time.Millisecond
-	// goldenTries bounds how often a connection is made anew that a busy machine has disturbed.
+	// goldenTries bounds how often a connection is repeated because a busy machine has disturbed it.
 	goldenTries = 20
 )
 
-// TestGoldenTraces has the way of Writes of four sizes over five device families compared with
-// testdata/traces: each message of both ends, what was exposed, read and written by RDMA,
-// revoked, registered and bound. `go test ./test/hwsim -run TestGoldenTraces -update` writes
-// the files anew.
+// TestGoldenTraces compares how Writes of four sizes go over five device families with testdata/traces:
+// each message of both ends, and what was exposed, read and written by RDMA, revoked, registered and
+// bound. `go test ./test/hwsim -run TestGoldenTraces -update` writes the files again.
 func TestGoldenTraces(t *testing.T) {
 	switch testenv.Device() {
 	case "":
@@ -81,7 +81,7 @@ func TestGoldenTraces(t *testing.T) {
 		goldenInside(t)
 		return
 	default:
-		return // the lane of real drivers
+		return // this is the lane of real drivers
 	}
 	for i, p := range goldenProfiles {
 		t.Run(p.name, func(t *testing.T) {
@@ -95,12 +95,12 @@ func TestGoldenTraces(t *testing.T) {
 	}
 }
 
-// goldenInside is TestGoldenTraces for the device of this process.
+// goldenInside is TestGoldenTraces in a process that has the device.
 func goldenInside(t *testing.T) {
 	accepted := make(chan net.Conn)
 	l := listen(t, func(c net.Conn) {
 		accepted <- c
-		<-t.Context().Done() // whoever took it closes it
+		<-t.Context().Done() // the test closes the connection
 	})
 	if goldenHere().windows {
 		awaitWindows(t, l, accepted)
@@ -138,7 +138,7 @@ func goldenCompare(t *testing.T, path, got string) {
 	}
 }
 
-// golden makes a connection that has moved, and returns both ends.
+// golden makes a connection, moves it, and returns both ends.
 func golden(t *testing.T, l net.Listener, accepted <-chan net.Conn) (c, s *sanconn.Conn) {
 	t.Helper()
 	c, err := dial(t, l)
@@ -157,22 +157,22 @@ func golden(t *testing.T, l net.Listener, accepted <-chan net.Conn) (c, s *sanco
 	return c, s
 }
 
-// awaitWindows returns once a connection has exposed memory by a window: the probe for them runs
-// in the background.
+// awaitWindows waits until a connection has exposed memory by a window, because the probe for windows
+// runs in the background.
 func awaitWindows(t *testing.T, l net.Listener, accepted <-chan net.Conn) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {
 		c, s := golden(t, l, accepted)
 		goldenSteps(t, c, s, 1<<20, 2)
-		if verbs.WindowsBound() < 2 { // an inbox's and an offer's
+		if verbs.WindowsBound() < 2 { // one for an inbox, and one for an offer
 			return errors.New("no window is in use")
 		}
 		return nil
 	})
 }
 
-// goldenSteps has the dialer's end write, the other read, and both close in order, one step
-// after the other. It returns what each Write has cost in registrations and windows.
+// goldenSteps lets the dialer's end write, the other end read, and both close in order, one step after
+// the other. It returns how many registrations and windows each Write has needed.
 func goldenSteps(t *testing.T, c, s *sanconn.Conn, size, writes int) (costs string) {
 	t.Helper()
 	b, sink := random(size), make([]byte, size)
@@ -217,7 +217,7 @@ func goldenSteps(t *testing.T, c, s *sanconn.Conn, size, writes int) (costs stri
 	return costs
 }
 
-// hasWaited is nil once a Read has waited so long.
+// hasWaited returns nil once a Read has waited for at least that long.
 func hasWaited(c *sanconn.Conn, least time.Duration) error {
 	text := c.Debug()
 	_, wait, _ := strings.Cut(text, "read    waits for messages, for ")
@@ -228,13 +228,13 @@ func hasWaited(c *sanconn.Conn, least time.Duration) error {
 	return nil
 }
 
-// costs are what the trace does not show, of both ends.
+// costs are counts of both ends that a trace does not show.
 type costs struct {
 	registrations, windows uint64
-	exposed                uint64 // registrations for the peer
+	exposed                uint64 // registrations for the peer's access
 	exposedNow             int64
 	invalidates            int64
-	sent, received         uint64 // from and to the programs' own memory
+	sent, received         uint64 // bytes from and to the programs' own memory
 }
 
 func costsSoFar(t *testing.T, c, s *sanconn.Conn) costs {
@@ -247,12 +247,13 @@ func costsSoFar(t *testing.T, c, s *sanconn.Conn) costs {
 	}
 }
 
-// mostRegistrations is how many a Write may need where their number depends on time: for its own memory, and for the chunks that hold what has been read ahead of the
-// reader, 16 of 256 KiB (session.Config.ReceiveBudget). An earlier connection's may still be there.
-// One for each chunk that 16 MiB come in would be 64.
+// mostRegistrations bounds the registrations for a Write if their number depends on timing: those of its
+// own memory, and of the chunks that hold what was read ahead of the reader, 16 of 256 KiB
+// (session.Config.ReceiveBudget). Those of an earlier connection may still exist. With one for each
+// chunk in which 16 MiB come, there would be 64.
 const mostRegistrations = 32
 
-// since are the costs of a Write.
+// since returns the costs of a Write.
 func (c costs) since(t *testing.T, before costs) string {
 	t.Helper()
 	made := c.registrations - before.registrations
@@ -269,12 +270,12 @@ func (c costs) since(t *testing.T, before costs) string {
 	return text + fmt.Sprintf("; bytes from own memory: %d, to it: %d", c.sent-before.sent, c.received-before.received)
 }
 
-// goldenHere is the profile of this process.
+// goldenHere returns the profile of this process.
 func goldenHere() goldenProfile {
 	return goldenProfiles[slices.IndexFunc(goldenProfiles, func(p goldenProfile) bool { return p.name == os.Getenv(envProfile) })]
 }
 
-// goldenForm is the normal form of what both ends of a closed connection have traced; "": a busy
+// goldenForm returns the normal form of the traces of both ends of a closed connection, or "" if a busy
 // machine has disturbed it.
 func goldenForm(t *testing.T, c net.Conn, size int, costs string) string {
 	t.Helper()
@@ -297,7 +298,7 @@ func goldenForm(t *testing.T, c net.Conn, size int, costs string) string {
 	return named("dialer\n" + d.normal(size) + "\nacceptor\n" + a.normal(size) + "\ncosts\n" + costs)
 }
 
-// tracedSoFar is what both ends of a connection have traced.
+// tracedSoFar returns the traces of both ends of a connection so far.
 func tracedSoFar(t *testing.T, c net.Conn) (dialer, acceptor *traceEnd) {
 	t.Helper()
 	b, err := os.ReadFile(os.Getenv(envTrace))

@@ -1,6 +1,5 @@
-// Package hwsim builds the simulated RDMA device (src, README.md) for tests and has them
-// run on it: in processes of their own, which load it in the place of rdma-core's
-// libraries. Only tests and benchmarks import it.
+// Package hwsim builds the simulated RDMA device (src, README.md), and runs tests on it in processes of
+// their own, which load it in place of rdma-core's libraries. Only tests and benchmarks import it.
 package hwsim
 
 import (
@@ -27,8 +26,8 @@ import (
 //go:embed src
 var sources embed.FS
 
-// Device is the name of the simulated device, and Lane that of the lane (testenv.Device)
-// in processes that have it.
+// Device is the name of the simulated device. Lane is the name of the tests' lane (testenv.Device) in
+// processes that have it.
 const (
 	Device = "hwsim0"
 	Lane   = "hwsim"
@@ -37,8 +36,8 @@ const (
 // variable configures the libraries: PATH?KEY=VALUE,… (README.md).
 const variable = "HWSIM"
 
-// The libraries' file has these names: the dynamic loader takes it for each of them. The
-// last two are what perftest's programs are linked with besides (src/vendors.c).
+// names are the names of the libraries' one file, under which the dynamic loader finds it. perftest's
+// programs are also linked with the last two (src/vendors.c).
 var names = []string{"libibverbs.so.1", "librdmacm.so.1", "libefa.so.1", "libmlx5.so.1"}
 
 var flags = []string{"-O2", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter",
@@ -51,9 +50,9 @@ var built struct {
 	missing bool
 }
 
-// Libraries returns the directory of the libraries, for LD_LIBRARY_PATH. They are built
-// when their sources have changed, and kept in the user's cache. Without a C compiler and
-// rdma-core's headers see testenv.Missing.
+// Libraries returns the directory of the libraries, for LD_LIBRARY_PATH. They are built if their sources
+// have changed, and kept in the user's cache. Without a C compiler or rdma-core's headers,
+// testenv.Missing is called.
 func Libraries(t testing.TB) string {
 	t.Helper()
 	built.once.Do(func() { built.dir, built.missing, built.err = build() })
@@ -97,8 +96,8 @@ func build() (dir string, missing bool, err error) {
 	return dir, missing, err
 }
 
-// compile makes the libraries, all of them at once, as other processes may be at it too: two
-// names of different files would be two libraries in one process.
+// compile makes all names of the library in one step, because other processes may do so at the same
+// time. If two names led to different files, a process would have the library twice.
 func compile(cc, dir string, entries []os.DirEntry) (missing bool, err error) {
 	work, err := os.MkdirTemp(filepath.Dir(dir), "build")
 	if err != nil {
@@ -140,12 +139,12 @@ func compile(cc, dir string, entries []os.DirEntry) (missing bool, err error) {
 	return false, nil
 }
 
-// Fabric is what processes share.
+// Fabric is a simulated network, which several processes share.
 type Fabric struct {
 	libraries, file, settings string
 }
 
-// Profiles are the device families that the setting "profile" knows.
+// Profiles returns the device families that the setting "profile" knows.
 func Profiles() (names []string) {
 	source, _ := sources.ReadFile("src/profile.c")
 	for _, found := range profileName.FindAllSubmatch(source, -1) {
@@ -156,14 +155,13 @@ func Profiles() (names []string) {
 
 var profileName = regexp.MustCompile(`\.name = "([^"]+)"`)
 
-// Settings are those of the fabric that this process is on; "": it is on none.
+// Settings returns the settings of the fabric that this process is on, or "" if it is on none.
 func Settings() string {
 	_, settings, _ := strings.Cut(os.Getenv(variable), "?")
 	return settings
 }
 
-// In makes a fabric in a directory, for programs that are no tests. The settings are
-// KEY=VALUE,….
+// In makes a fabric in a directory, for programs that are not tests. The settings are KEY=VALUE,….
 func In(dir, settings string) (Fabric, error) {
 	libraries, missing, err := build()
 	if missing {
@@ -172,37 +170,37 @@ func In(dir, settings string) (Fabric, error) {
 	return Fabric{libraries, filepath.Join(dir, "fabric"), settings}, err
 }
 
-// New makes a fabric for the time of a test. The settings are KEY=VALUE,….
+// New makes a fabric that exists until the test ends. The settings are KEY=VALUE,….
 func New(t testing.TB, settings string) Fabric {
 	t.Helper()
 	return Fabric{Libraries(t), filepath.Join(t.TempDir(), "fabric"), settings}
 }
 
-// Env is the environment of a process on the fabric, whose tests run as the lane's.
+// Env returns the environment for a process on the fabric that runs the lane's tests.
 func (f Fabric) Env() []string {
 	return append(f.Programs(), "SAN_TEST_RDMA="+Lane)
 }
 
-// Programs is the environment of other programs on the fabric.
+// Programs returns the environment for other programs on the fabric.
 func (f Fabric) Programs() []string {
 	return append(os.Environ(), "LD_LIBRARY_PATH="+f.libraries, variable+"="+f.file+"?"+f.settings)
 }
 
-// Use has package san find the device, if this process is on a fabric: it serves the loopback
-// addresses then, and is the only one. A program calls it before it uses package san.
+// Use makes package san find the device, if this process is on a fabric. The device then serves the
+// loopback addresses, and is the only one. A program has to call Use before it uses package san.
 func Use() {
 	if os.Getenv(variable) != "" {
 		rdmalink.Simulated = map[string]string{"lo": Device}
 	}
 }
 
-// Work is what the devices of a fabric have executed, in all its processes so far.
+// Work counts what the devices of a fabric have executed so far, in all processes.
 type Work struct {
 	Sends, Inline, Writes, Reads, Binds int64 // work requests; of those, how many were inline
-	Invalidates                         int64 // likewise: those by the peer's message are none
+	Invalidates                         int64 // likewise; those by the peer's message are not counted
 }
 
-// Work counts what was executed.
+// Work returns what was executed.
 func (f Fabric) Work() (w Work, err error) {
 	for word, to := range map[int]*int64{sends: &w.Sends, inline: &w.Inline, writes: &w.Writes, reads: &w.Reads,
 		binds: &w.Binds, invalidates: &w.Invalidates} {
@@ -213,7 +211,7 @@ func (f Fabric) Work() (w Work, err error) {
 	return w, nil
 }
 
-// What a process counts, as src/shared.h has it.
+// The counters of a process, as src/shared.h has them.
 const (
 	procs       = 8
 	words       = 32
@@ -227,13 +225,13 @@ const (
 	invalidates = 22
 	inline      = 27
 	relaxed     = 28
-	resets      = procs * words * 8 // where they are counted
+	resets      = procs * words * 8 // their offset
 )
 
 var kinds = [objects]string{"contexts", "protection domains", Regions, "memory windows", "completion channels",
 	"completion queues", "queue pairs", "shared receive queues", "event channels", "ids"}
 
-// Regions and Relaxed are two of the kinds that Objects counts.
+// Regions and Relaxed are two of the kinds of objects that Objects counts.
 const Regions, Relaxed = "memory regions", "memory regions with relaxed ordering"
 
 func (f Fabric) sum(word int) (n int64, err error) {
@@ -260,8 +258,8 @@ func (f Fabric) Used(t testing.TB) {
 	}
 }
 
-// Check fails the test if no process has used the fabric, or if one broke a rule that
-// devices need not enforce.
+// Check fails the test if no process has used the fabric, or if a process broke a rule that devices need
+// not enforce.
 func (f Fabric) Check(t testing.TB) {
 	t.Helper()
 	f.Used(t)
@@ -270,8 +268,8 @@ func (f Fabric) Check(t testing.TB) {
 	}
 }
 
-// Reset has the devices of the fabric that this process is on reset, in all its processes:
-// their connections end, and new ones can be made.
+// Reset resets the devices of the fabric that this process is on, in all processes: their connections
+// end, and new ones can be made.
 func Reset(t testing.TB) {
 	t.Helper()
 	path, _, _ := strings.Cut(os.Getenv(variable), "?")
@@ -290,13 +288,13 @@ func Reset(t testing.TB) {
 	}
 }
 
-// here is the fabric that this process is on.
+// here returns the fabric that this process is on.
 func here() Fabric {
 	path, settings, _ := strings.Cut(os.Getenv(variable), "?")
 	return Fabric{file: path, settings: settings}
 }
 
-// WorkHere is Work of the fabric that this process is on.
+// WorkHere returns Work of the fabric that this process is on.
 func WorkHere(t testing.TB) Work {
 	t.Helper()
 	w, err := here().Work()
@@ -306,8 +304,9 @@ func WorkHere(t testing.TB) Work {
 	return w
 }
 
-// Objects counts those of the fabric that this process is on, by kind, but for contexts:
-// librdmacm keeps its own. Of memory regions it also counts those with relaxed ordering.
+// Objects returns how many objects of each kind exist on the fabric that this process is on, without
+// contexts, because librdmacm keeps its own. Memory regions with relaxed ordering are also counted
+// separately.
 func Objects(t testing.TB) map[string]int {
 	t.Helper()
 	counts := make(map[string]int)

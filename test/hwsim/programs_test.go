@@ -15,20 +15,20 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// patience bounds each program; it is no target.
+// patience bounds each program. A test that reaches it has failed.
 const patience = 2 * time.Minute
 
 var perftest = flag.Bool("hwsim.perftest", false, "run perftest's programs as well, which take seconds to begin")
 
-// rdma-core's own programs, and perftest's, run on the simulated device as they are: what
-// this project calls a device is one to others, too.
+// rdma-core's own programs, and perftest's, run unchanged on the simulated device. So it behaves as a
+// device not only for this project.
 func TestPrograms(t *testing.T) {
 	if testenv.Device() != "" {
-		return // the lane of real drivers
+		return // this is the lane of real drivers
 	}
 	for _, tt := range []struct {
 		program, args string
-		client        string // its arguments, besides
+		client        string // further arguments of the client
 		settings      string
 	}{
 		{"ibv_rc_pingpong", "-g 0 -n 20", "localhost", "seed=1"},
@@ -37,11 +37,11 @@ func TestPrograms(t *testing.T) {
 		{"rping", "-C 20 -V -a 127.0.0.1", "-c", "seed=4,profile=irdma-iwarp"},
 		{"ucmatose", "-C 10", "-s 127.0.0.1", "seed=5"},
 		{"ib_send_lat", "-n 20", "localhost", "seed=6"},
-		{"ib_send_bw", "-n 20", "localhost", "seed=7"}, // -R makes two connections, and ends if the server does not listen for the second yet
+		{"ib_send_bw", "-n 20", "localhost", "seed=7"}, // not -R: its second connection may come before the server listens for it
 		{"ib_write_bw", "-n 20", "localhost", "seed=8"},
 		{"ib_read_bw", "-n 20", "localhost", "seed=9"},
 		{"ib_read_bw", "-n 20", "localhost", "seed=10,profile=mlx5-ib"},
-		{"ib_write_lat", "-n 20", "localhost", "calm"}, // waits for a message's last byte: on no device that may place it first
+		{"ib_write_lat", "-n 20", "localhost", "calm"}, // waits for a message's last byte, so it needs a device that does not write that first
 		{"rping", "-C 20 -V -a 127.0.0.1", "-c", "latency_ns=2000"},
 		{"ibv_rc_pingpong", "-g 0 -n 20 -e", "localhost", "latency_ns=2000"},
 		{"ib_send_lat", "-n 20", "localhost", "latency_ns=2000"},
@@ -76,7 +76,7 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
-// both runs a server, and its client until the server listens.
+// both runs a server, and a client, which is repeated until the server listens.
 func (f Fabric) both(t *testing.T, program string, server, client []string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -104,7 +104,7 @@ func (f Fabric) both(t *testing.T, program string, server, client []string) {
 		select {
 		case serr := <-serving:
 			t.Fatalf("client: %v\n%s\nserver: %v\n%s", err, out, serr, served)
-		case <-time.After(50 * time.Millisecond): // it may not listen yet
+		case <-time.After(50 * time.Millisecond): // the server may not listen yet
 		}
 	}
 }

@@ -22,10 +22,10 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// TestProxysBuffers has httputil.ReverseProxy run on the simulated device.
+// TestProxysBuffers runs TestReverseProxy on the simulated device.
 func TestProxysBuffers(t *testing.T) {
 	if testenv.Device() != "" {
-		return // such a process, or the lane of real drivers
+		return // this is such a process, or the lane of real drivers
 	}
 	for name, env := range map[string][]string{"slow copies": nil, "fast copies": {fastCopies + "=1"}} {
 		t.Run(name, func(t *testing.T) {
@@ -34,7 +34,7 @@ func TestProxysBuffers(t *testing.T) {
 	}
 }
 
-// serveHTTP serves on a listener of package san, and tells each connection.
+// serveHTTP serves on a listener of package san, and calls each for each connection.
 func serveHTTP(t *testing.T, h http.Handler, each func(net.Conn)) *url.URL {
 	t.Helper()
 	l, err := san.Listen("tcp", "127.0.0.1:0")
@@ -55,7 +55,7 @@ func serveHTTP(t *testing.T, h http.Handler, each func(net.Conn)) *url.URL {
 	return &url.URL{Scheme: "http", Host: l.Addr().String()}
 }
 
-// transport dials by package san, with one connection for all requests.
+// transport dials by package san, and uses one connection for all requests.
 func transport(t *testing.T) *http.Transport {
 	x := &http.Transport{MaxConnsPerHost: 1, DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 		return (&san.Dialer{Options: sanconn.Options{MoveAtOnce: true}}).DialContext(ctx, network, address)
@@ -64,25 +64,26 @@ func transport(t *testing.T) *http.Transport {
 	return x
 }
 
-// A reverse proxy with buffers of the arena writes answers from where it has read them, by their
-// readers' RDMA reads, and registers nothing for it, once what serves all has been registered.
+// A reverse proxy with buffers of the arena writes answers from the memory into which it has read them,
+// by its clients' RDMA reads. It registers nothing for that, once the memory that serves all answers is
+// registered.
 func TestReverseProxy(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // TestProxysBuffers runs it
+		return // TestProxysBuffers runs it in a process of its own
 	}
 	body := random(16 << 20)
 	backend := serveHTTP(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 		w.Write(body)
 	}), func(net.Conn) {})
-	var conn atomic.Pointer[sanconn.Conn] // the proxy's to its client
+	var conn atomic.Pointer[sanconn.Conn] // the proxy's connection to its client
 	front := serveHTTP(t, &httputil.ReverseProxy{
 		Rewrite:    func(r *httputil.ProxyRequest) { r.SetURL(backend) },
 		Transport:  transport(t),
 		BufferPool: regcache.DefaultArena().BufferPool(8 << 20),
 	}, func(c net.Conn) { conn.Store(c.(*sanconn.Conn)) })
 	client := &http.Client{Transport: transport(t), Timeout: patience}
-	testenv.Eventually(t, patience, func() error { // the connections move, windows come on
+	testenv.Eventually(t, patience, func() error { // until the connections have moved, and windows are used
 		before := regcache.DefaultBudget().Stats().Registrations
 		answer, err := client.Get(front.String())
 		if err != nil {

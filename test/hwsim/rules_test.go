@@ -13,10 +13,10 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// Whoever breaks a rule is found out: testdata/rules.c breaks each of them once.
+// The simulated device detects programs that break a rule. testdata/rules.c breaks each rule once.
 func TestRules(t *testing.T) {
 	if testenv.Device() != "" {
-		return // the lane of real drivers, which differ
+		return // this is the lane of real drivers, which differ
 	}
 	program := compiled(t, "rules")
 	settings := []string{"calm", "latency_ns=2000"}
@@ -30,11 +30,11 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// In timed mode nothing comes before its time, and it comes right, if it is to come at all.
-// What costs a NIC or the kernel time takes that, or none where costs are off.
+// In timed mode, no message comes before its time, and each that should come does. Operations that take
+// time on a NIC or in the kernel take that time, or none if costs are switched off.
 func TestTimed(t *testing.T) {
 	if testenv.Device() != "" {
-		return // the lane of real drivers
+		return // this is the lane of real drivers
 	}
 	program := compiled(t, "timed")
 	for _, tt := range []struct{ latency, bandwidth, moved, costs string }{
@@ -53,7 +53,7 @@ func TestTimed(t *testing.T) {
 	}
 }
 
-// compiled is a program of testdata.
+// compiled compiles a program of testdata.
 func compiled(t *testing.T, name string) string {
 	t.Helper()
 	dir := Libraries(t)
@@ -69,7 +69,7 @@ func compiled(t *testing.T, name string) string {
 	return program
 }
 
-// run runs a program on the fabric. It prints what is wrong, and fails then.
+// run runs a program on the fabric. The program prints what is wrong, and then fails.
 func (f Fabric) run(t *testing.T, program string, args ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

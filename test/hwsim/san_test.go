@@ -24,11 +24,10 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// patience bounds whatever is to happen; a device that has gone is used again within half a
-// minute.
+// patience bounds each wait. A device that was removed is used again within half a minute.
 const patience = time.Minute
 
-// fastCopies is set where a process's host is to copy fast.
+// fastCopies is set if a process should assume a host that copies fast.
 const fastCopies = "SAN_TEST_FAST_COPIES"
 
 func TestMain(m *testing.M) {
@@ -39,10 +38,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestPackageSAN has package san itself, by its public API, run on the simulated device.
+// TestPackageSAN runs tests of package san, through its public API, on the simulated device.
 func TestPackageSAN(t *testing.T) {
 	if testenv.Device() != "" {
-		return // such a process, or the lane of real drivers
+		return // this is such a process, or the lane of real drivers
 	}
 	for _, settings := range []string{"seed=41,jitter_us=8", "seed=42,jitter_us=8,profile=bnxt_re", "seed=43,jitter_us=8,profile=irdma-iwarp", "latency_ns=2000"} {
 		t.Run(settings, func(t *testing.T) {
@@ -52,10 +51,10 @@ func TestPackageSAN(t *testing.T) {
 	}
 }
 
-// Connections between link-local addresses of IPv6, whose zone says by which interface.
+// Connections between link-local addresses of IPv6, whose zone names the interface.
 func TestPackageSANByLinkLocal(t *testing.T) {
 	if testenv.Device() != "" {
-		return // such a process, or the lane of real drivers
+		return // this is such a process, or the lane of real drivers
 	}
 	testenv.NeedRoot(t)
 	for _, env := range []string{"SAN_RDMACM=", "SAN_RDMACM=off"} {
@@ -69,7 +68,7 @@ func TestPackageSANByLinkLocal(t *testing.T) {
 
 func TestLinkLocal(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // TestPackageSANByLinkLocal runs it
+		return // TestPackageSANByLinkLocal runs it in a process of its own
 	}
 	const host = "fe80::5%lo"
 	for _, on := range []string{host, "::"} {
@@ -85,18 +84,18 @@ func TestLinkLocal(t *testing.T) {
 	}
 }
 
-// runOn runs tests of this program, so many, in a process that has the fabric's device, and
-// returns what that prints.
+// runOn runs tests of this program, of which there must be n, in a process that has the fabric's device,
+// and returns its output.
 func runOn(t testing.TB, f hwsim.Fabric, tests string, n int, env []string, args ...string) []byte {
 	t.Helper()
 	return runBy(t, exec.Command(os.Args[0]), f, tests, n, env, args...)
 }
 
-// runBy is runOn by a command that runs this program, with the arguments that are added.
+// runBy does what runOn does, with a command that runs this program, to which it appends arguments.
 func runBy(t testing.TB, child *exec.Cmd, f hwsim.Fabric, tests string, n int, env []string, args ...string) []byte {
 	t.Helper()
 	child.Args = append(append(child.Args, "-test.run=^("+tests+")$", "-test.timeout=3m", "-test.v"), args...)
-	child.Env = append(append(f.Env(), "SAN_PROVIDERS=verbs"), env...) // on one host it would be shm
+	child.Env = append(append(f.Env(), "SAN_PROVIDERS=verbs"), env...) // on one host, shm would be preferred
 	out, err := child.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -108,7 +107,7 @@ func runBy(t testing.TB, child *exec.Cmd, f hwsim.Fabric, tests string, n int, e
 	return out
 }
 
-// listen returns a listener of package san whose connections serve has.
+// listen returns a listener of package san, and passes its connections to serve.
 func listen(t *testing.T, serve func(net.Conn)) *san.Listener {
 	t.Helper()
 	return listenOn(t, "127.0.0.1", serve)
@@ -143,7 +142,7 @@ func listenOn(t *testing.T, host string, serve func(net.Conn)) *san.Listener {
 	return l.(*san.Listener)
 }
 
-// echo sends back what comes, and keeps the last connection's error.
+// echo echoes, and keeps the last connection's error.
 type echo struct {
 	mu  sync.Mutex
 	by  string // provider; guarded by mu
@@ -193,7 +192,7 @@ func dialTo(t *testing.T, address string) (*sanconn.Conn, error) {
 	return c.(*sanconn.Conn), nil
 }
 
-// roundTrip has bytes come back.
+// roundTrip sends bytes, and expects the same back.
 func roundTrip(c net.Conn, b []byte) error {
 	c.SetDeadline(time.Now().Add(patience))
 	wrote := make(chan error, 1)
@@ -215,11 +214,11 @@ func random(n int) []byte {
 	return b
 }
 
-// Connections of san.Dial and san.Listen move to verbs, and carry each size by it: small Writes
+// Connections of san.Dial and san.Listen move to verbs, which carries each size in its way: small Writes
 // in messages, larger ones by RDMA.
 func TestListenAndDial(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // TestPackageSAN runs it
+		return // TestPackageSAN runs it in a process of its own
 	}
 	var e echo
 	l := listen(t, e.serve)
@@ -243,10 +242,10 @@ func TestListenAndDial(t *testing.T) {
 	}
 }
 
-// net/http moves requests and answers over connections of package san, which begin on TCP.
+// net/http sends requests and answers over connections of package san, which begin on TCP.
 func TestHTTP(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // TestPackageSAN runs it
+		return // TestPackageSAN runs it in a process of its own
 	}
 	l, err := san.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -265,7 +264,7 @@ func TestHTTP(t *testing.T) {
 		server.Close()
 		<-served
 	})
-	var c net.Conn // the one that all requests share
+	var c net.Conn // the connection that all requests share
 	transport := &http.Transport{MaxConnsPerHost: 1, DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 		var err error
 		c, err = new(san.Dialer).DialContext(ctx, network, address)
@@ -309,7 +308,7 @@ func TestHTTP(t *testing.T) {
 // it is back (HARDWARE.md).
 func TestDeviceReset(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // TestPackageSAN runs it
+		return // TestPackageSAN runs it in a process of its own
 	}
 	var e echo
 	l := listen(t, e.serve)
@@ -325,7 +324,7 @@ func TestDeviceReset(t *testing.T) {
 	if n, err := c.Read(make([]byte, 1)); n > 0 || !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("Read: %d, %v", n, err)
 	}
-	if n, err := c.Write(make([]byte, 1)); !errors.Is(err, syscall.EPIPE) { // as on TCP, where Read has had the reset
+	if n, err := c.Write(make([]byte, 1)); !errors.Is(err, syscall.EPIPE) { // as on TCP, if Read has returned the reset
 		t.Errorf("Write: %d, %v", n, err)
 	}
 	testenv.Eventually(t, patience, func() error {
@@ -343,10 +342,10 @@ func TestDeviceReset(t *testing.T) {
 	})
 }
 
-// A listener's condition knows that a proposal is from another host's device, and not whose.
+// For a proposal over a device, a listener's condition gets the host's address, and no user.
 func TestCondition(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // TestPackageSAN
+		return // TestPackageSAN runs it in a process of its own
 	}
 	proposals := make(chan san.MoveProposal, 1)
 	lc := &san.ListenConfig{Condition: func(o san.MoveProposal) error {

@@ -17,20 +17,20 @@ import (
 var suite = flag.String("hwsim.suite", "TwoProcessesStream|LanesMoveBytes|HalfClose|CopyOf|ListenerRequire|HTTPConcurrent",
 	"run those of package san's own tests on the device that match this `expression`; . for all, which takes minutes")
 
-// notOnHwsim are tests of package san that a device within one host cannot pass.
+// notOnHwsim are tests of package san that cannot pass on a device within one host.
 var notOnHwsim = strings.Join([]string{
-	"RDMADroppedByAFirewall",    // the kernel's packet filter does not see its packets
-	"RDMAMissingAtTheOtherEnd",  // there is no kernel's device to add
-	"RDMAWithoutAListener",      // … nor its list of objects
-	"RDMARefusedAsTCPIs",        // … nor its ports
-	"MemlockExhausted",          // … nor its account of pinned memory
-	"ListenerOutOfDescriptors$", // where shm cannot, verbs carries the connection
+	"RDMADroppedByAFirewall",    // the kernel's packet filter does not see the device's packets
+	"RDMAMissingAtTheOtherEnd",  // there is no device of the kernel to add
+	"RDMAWithoutAListener",      // nor the kernel's list of objects
+	"RDMARefusedAsTCPIs",        // nor the kernel's ports
+	"MemlockExhausted",          // nor the kernel's count of pinned memory
+	"ListenerOutOfDescriptors$", // verbs carries the connection where shm cannot
 }, "|")
 
-// TestSuiteOfPackageSAN runs package san's own tests, whose lanes are those of verbs here.
+// TestSuiteOfPackageSAN runs package san's own tests. There their lanes are those of verbs.
 func TestSuiteOfPackageSAN(t *testing.T) {
 	if testenv.Device() != "" {
-		return // such a process, or the lane of real drivers
+		return // this is such a process, or the lane of real drivers
 	}
 	bin := filepath.Join(t.TempDir(), "san.test")
 	if out, err := exec.Command("go", "test", "-c", "-o", bin, "../..").CombinedOutput(); err != nil {
@@ -47,5 +47,5 @@ func TestSuiteOfPackageSAN(t *testing.T) {
 	if !bytes.Contains(out, []byte("--- PASS")) {
 		t.Errorf("no test of that name\n%s", out)
 	}
-	f.Check(t) // also that they used it
+	f.Check(t) // also checks that the tests have used the fabric
 }

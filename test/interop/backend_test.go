@@ -17,16 +17,17 @@ import (
 	"github.com/sanconn/san/sanproxy"
 )
 
-// Database servers, which are not in Go. They run once for all tests, on TCP; the program
-// that a test serves is a proxy between its listener and them.
+// Database servers, which are not written in Go. Each runs once for all tests, on TCP. What a test
+// serves is a proxy between its listener and the server.
 
 // A backend is such a server.
 type backend struct {
 	name string
-	user string // that it runs as when the tests are root's
-	// commands make its files in dir, and run it on that port.
+	user string // the user that it runs as if the tests run as root
+	// create and run return commands: one that makes its files in dir, and one that runs it on that
+	// port.
 	create, run func(dir, port string) []string
-	ready       string // what it logs when clients may connect
+	ready       string // a line of its log when clients may connect
 	stop        os.Signal
 
 	address string
@@ -44,10 +45,10 @@ var postgres = &backend{
 		return []string{postgresBinary("postgres"), "-D", dir + "/data", "-h", "127.0.0.1", "-p", port, "-k", dir, "-F"}
 	},
 	ready: "database system is ready to accept connections",
-	stop:  syscall.SIGINT, // does not wait for clients
+	stop:  syscall.SIGINT, // PostgreSQL then does not wait for clients
 }
 
-// postgresBinary finds it where Debian has it, in a folder by version, or in the path.
+// postgresBinary finds a program of PostgreSQL: in Debian's folder of a version, or in PATH.
 func postgresBinary(name string) string {
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
 	if len(found) == 0 {
@@ -61,7 +62,7 @@ var mariadb = &backend{
 	name: "MariaDB",
 	user: "mysql",
 	create: func(dir, _ string) []string {
-		return []string{"mariadb-install-db", "--no-defaults", "--datadir=" + dir + "/data", "--tmpdir=" + dir, // a server that starts deletes whatever temporary tables are there
+		return []string{"mariadb-install-db", "--no-defaults", "--datadir=" + dir + "/data", "--tmpdir=" + dir, // its own: a server that starts deletes all temporary tables
 			"--auth-root-authentication-method=normal", "--skip-test-db"}
 	},
 	run: func(dir, port string) []string {
@@ -74,10 +75,10 @@ var mariadb = &backend{
 
 var backends = []*backend{postgres, mariadb}
 
-// variable is the environment's that has the address, for processes that serve.
+// variable returns the environment variable with the backend's address, for processes that serve.
 func (b *backend) variable() string { return "INTEROP_" + b.name }
 
-// start starts the server unless it runs.
+// start starts the server unless it is running.
 func (b *backend) start(t *testing.T) {
 	t.Helper()
 	if b.process != nil {
@@ -116,7 +117,7 @@ func (b *backend) start(t *testing.T) {
 	os.Setenv(b.variable(), b.address)
 }
 
-// command is run by the server's user, and by nobody for longer than the tests take.
+// command returns a command that runs as the server's user, and not longer than the tests.
 func (b *backend) command(t *testing.T, args []string) *exec.Cmd {
 	t.Helper()
 	if os.Getuid() == 0 {
@@ -131,7 +132,7 @@ func (b *backend) command(t *testing.T, args []string) *exec.Cmd {
 	return cmd
 }
 
-// stopBackends ends the servers that the tests have started.
+// stopBackends stops the servers that the tests have started.
 func stopBackends() {
 	for _, b := range backends {
 		if b.process != nil {
@@ -142,7 +143,7 @@ func stopBackends() {
 	}
 }
 
-// serve passes l's connections on to the server.
+// serve forwards l's connections to the server.
 func (b *backend) serve(l net.Listener) func() error {
 	address := os.Getenv(b.variable())
 	proxy := &sanproxy.Proxy{Dial: func(ctx context.Context, _ net.Conn) (net.Conn, error) {

@@ -11,7 +11,7 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// curl talks TCP to the very port that SAN clients use.
+// curl uses plain TCP on the same port as SAN clients.
 func TestCurl(t *testing.T) {
 	curl, err := exec.LookPath("curl")
 	if err != nil {
@@ -43,5 +43,5 @@ func TestCurl(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
-	wantSome(t, "accepted", accepted.carriers(), moved, "shm") // it may move before the record looks
+	wantSome(t, "accepted", accepted.carriers(), moved, "shm") // a connection may have moved before the record looks at it
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// amount is how many bytes to move: fewer in the guest, which is emulated.
+// amount returns how many bytes to move: fewer in the guest, which is emulated.
 func amount(n int) int {
 	if testenv.Device() != "" {
 		return max(1, n/16)
@@ -20,7 +20,7 @@ func amount(n int) int {
 	return n
 }
 
-// randomBytes returns n bytes that differ each time.
+// randomBytes returns n bytes, which differ each time.
 func randomBytes(n int) []byte {
 	b := make([]byte, n)
 	var seed [32]byte
@@ -34,10 +34,10 @@ func randomBytes(n int) []byte {
 	return b
 }
 
-// checksum is of what arrived, for whoever has sent it.
+// checksum is sent back, so that the sender can compare what has arrived.
 func checksum(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b)) }
 
-// wantBytes checks that bytes have come back as they were sent.
+// wantBytes checks that the same bytes have come back.
 func wantBytes(t *testing.T, got, want []byte) {
 	t.Helper()
 	if !bytes.Equal(got, want) {
@@ -45,20 +45,20 @@ func wantBytes(t *testing.T, got, want []byte) {
 	}
 }
 
-// mustDial connects for clients that take a connection. It ends with the test.
+// mustDial dials, for clients that take a connection. The connection is closed when the test ends.
 func mustDial(t *testing.T, dial dialFunc, address string) net.Conn {
 	t.Helper()
 	ctx := t.Context()
 	conn, err := dial(ctx, "tcp", address)
 	if err != nil {
-		panic(err) // goroutines that a test started call this, too
+		panic(err) // not t.Fatal, as goroutines that a test has started call this, too
 	}
 	t.Cleanup(func() { conn.Close() })
 	conn.SetDeadline(time.Now().Add(patience))
 	return conn
 }
 
-// must is for what cannot fail in a test.
+// must is for calls that cannot fail in a test.
 func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)

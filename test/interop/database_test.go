@@ -13,7 +13,7 @@ import (
 	"github.com/sanconn/san"
 )
 
-// sizes are of what goes to a database and comes back.
+// sizes are the sizes of values that are stored in a database and read back.
 var sizes = []int{0, 1, 1000, 100_000, 4<<20 + 1}
 
 func usePGX(t *testing.T, dial dialFunc, address string) {
@@ -43,8 +43,8 @@ func usePGX(t *testing.T, dial dialFunc, address string) {
 	})
 	useCopyFrom(t, pool)
 
-	// A context that ends interrupts the query: a deadline of the connection, and a
-	// second connection to cancel it.
+	// A context that ends interrupts the query: the driver sets a deadline on the connection, and makes
+	// a second connection to cancel the query.
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := pool.Exec(ctx, "select pg_sleep(600)"); !errors.Is(err, context.DeadlineExceeded) {
@@ -52,7 +52,7 @@ func usePGX(t *testing.T, dial dialFunc, address string) {
 	}
 }
 
-// useCopyFrom has the binary protocol for many rows.
+// useCopyFrom sends many rows by the binary protocol.
 func useCopyFrom(t *testing.T, pool *pgxpool.Pool) {
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
@@ -121,7 +121,7 @@ func useMySQL(t *testing.T, dial dialFunc, address string) {
 	}
 }
 
-// To the servers themselves, which know nothing of a SAN, the same programs go by TCP.
+// If the same programs connect to the servers themselves, which do not use the library, they use TCP.
 func TestDatabasesByTCP(t *testing.T) {
 	for _, tt := range []struct {
 		backend *backend

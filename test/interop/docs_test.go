@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// The code in docs/PROGRAMS.md is that of the programs here: each block, and what a table has
-// for either end, is in one of these files as it stands, but for indentation.
+// The code in docs/PROGRAMS.md is from the programs here: each block, and each piece of code in its
+// first table, is literally in one of these files, except for indentation.
 func TestTheDocumentedLinesAreCompiled(t *testing.T) {
 	files, err := filepath.Glob("*_test.go")
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"storj.io/drpc/drpcserver"
 )
 
-// plainBytes is drpc's encoding of messages that are bytes.
+// plainBytes is an encoding for drpc, of messages that are bytes.
 type plainBytes struct{}
 
 func (plainBytes) Marshal(m drpc.Message) ([]byte, error) { return *m.(*[]byte), nil }

@@ -19,11 +19,10 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// Packages that poll descriptors by themselves take the types of package net, and none of package
-// san. So they get what is made of File, which is on TCP.
+// Packages that poll descriptors themselves accept types of package net, and none of package san. They
+// get connections made from File, which are on TCP.
 
-// eventLoops are such packages, each with how it takes a connection over, of which it sends back
-// what comes until the peer ends it.
+// eventLoops are such packages. Each takes over a connection, and echoes until the peer ends it.
 var eventLoops = []struct {
 	name string
 	take func(t *testing.T, c *sanconn.Conn)
@@ -32,8 +31,8 @@ var eventLoops = []struct {
 	{"netpoll", netpollTakes},
 }
 
-// A connection that has moved goes back to TCP for a package that polls its descriptor, at
-// whichever end, and what had come that nobody had read comes there.
+// A connection that has moved goes back to TCP for a package that polls its descriptor, whichever end
+// does that. Bytes that have come and were not read arrive there.
 func TestEventLoops(t *testing.T) {
 	for _, loop := range eventLoops {
 		for _, end := range []string{"dialed", "accepted"} {
@@ -43,7 +42,7 @@ func TestEventLoops(t *testing.T) {
 					other, taken = taken, other
 				}
 				data := randomBytes(1 << 20)
-				const echoed, unread = 1000, 100_000 // by the time that it is taken
+				const echoed, unread = 1000, 100_000 // echoed before the package takes it over, and unread then
 				if _, err := other.Write(data[:echoed+unread]); err != nil {
 					t.Fatal(err)
 				}
@@ -63,7 +62,7 @@ func TestEventLoops(t *testing.T) {
 				}
 				sending.Wait()
 				wantBytes(t, got, data)
-				// What was unread came back, and went by TCP again.
+				// The unread bytes have come back, and were sent again over TCP.
 				info := san.InfoOf(other)
 				if info.Provider != "tcp" || info.SANBytes != 2*echoed || info.TCPBytes != 2*uint64(len(data)-echoed) {
 					t.Errorf("the other end is on %+v", info)
@@ -79,7 +78,7 @@ func TestEventLoops(t *testing.T) {
 	}
 }
 
-// movedPair returns the ends of a connection over shm, dialed and accepted.
+// movedPair returns both ends of a connection over shm: the dialed and the accepted one.
 func movedPair(t *testing.T) (dialed, accepted *sanconn.Conn) {
 	t.Helper()
 	l := must(san.Listen("tcp", "127.0.0.1:0"))
@@ -100,7 +99,7 @@ func movedPair(t *testing.T) (dialed, accepted *sanconn.Conn) {
 	return dialed, accepted
 }
 
-// descriptorOf returns TCP's descriptor of a connection, which ends for its owner here.
+// descriptorOf returns TCP's descriptor of a connection, and closes the connection itself.
 func descriptorOf(t *testing.T, c *sanconn.Conn) *os.File {
 	t.Helper()
 	f, err := c.File()
@@ -124,7 +123,7 @@ func gnetTakes(t *testing.T, c *sanconn.Conn) {
 		}
 	})
 	f := descriptorOf(t, c)
-	tcp, err := net.FileConn(f) // a *net.TCPConn, as Enroll wants it
+	tcp, err := net.FileConn(f) // a *net.TCPConn, which Enroll requires
 	f.Close()
 	if err != nil {
 		t.Fatal(err)
@@ -134,7 +133,7 @@ func gnetTakes(t *testing.T, c *sanconn.Conn) {
 	}
 }
 
-// gnetEcho sends back what comes.
+// gnetEcho echoes.
 type gnetEcho struct{ *gnet.BuiltinEventEngine }
 
 func (gnetEcho) OnTraffic(c gnet.Conn) gnet.Action {
@@ -172,8 +171,8 @@ func netpollEcho(_ context.Context, c netpoll.Connection) error {
 	return c.Writer().Flush()
 }
 
-// netpoll accepts by a listener's descriptor. Its connections are not the listener's: so they stay
-// on TCP, also where their dialers would move them.
+// netpoll accepts by a listener's descriptor. Its connections are not the listener's, so they stay on
+// TCP, although their dialers would move them.
 func TestNetpollListens(t *testing.T) {
 	l := must(san.Listen("tcp", "127.0.0.1:0")).(*san.Listener)
 	defer l.Close()
@@ -181,7 +180,7 @@ func TestNetpollListens(t *testing.T) {
 		t.Error("netpoll takes what package san returns")
 	}
 	f := must(l.File())
-	tcp, err := net.FileListener(f) // a *net.TCPListener, as Serve wants it
+	tcp, err := net.FileListener(f) // a *net.TCPListener, which Serve requires
 	f.Close()
 	if err != nil {
 		t.Fatal(err)

@@ -17,10 +17,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// maxGRPC is the largest message, with what is around the bytes.
+// maxGRPC is the size of the largest message, including what is around the bytes.
 const maxGRPC = 16<<20 + 64
 
-// grpcService is of gRPC's own interoperability tests. Payloads come back as they are.
+// grpcService is the service of gRPC's own interoperability tests. It sends payloads back unchanged.
 type grpcService struct {
 	pb.UnimplementedTestServiceServer
 	server  *grpc.Server
@@ -94,7 +94,7 @@ func useGRPC(t *testing.T, dial dialFunc, address string) {
 	expectGracefulStop(t, client)
 }
 
-// useStream keeps several messages on their way, in both directions.
+// useStream keeps several messages in transit, in both directions.
 func useStream(t *testing.T, client pb.TestServiceClient) {
 	stream, err := client.FullDuplexCall(t.Context())
 	if err != nil {
@@ -127,8 +127,9 @@ func useStream(t *testing.T, client pb.TestServiceClient) {
 	}
 }
 
-// serveKeepalive ends connections soon. A client that has calls of 16 MiB may be late with its
-// answers, with the race detector: its processor is busy, by TCP as well.
+// serveKeepalive has a short keepalive, so that it soon ends the connection of a client that does not
+// answer. Clients with calls of 16 MiB do not use it: with the race detector they may be late with their
+// answers, also over TCP, because the processor is busy.
 func serveKeepalive(l net.Listener) func() error {
 	server := grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Second, Timeout: time.Second}))
 	return inBackground(func() error { return server.Serve(l) }, func() error {
@@ -137,7 +138,7 @@ func serveKeepalive(l net.Listener) func() error {
 	}, nil)
 }
 
-// useKeepalive is a client that does not answer pings: the server ends its connection.
+// useKeepalive is a client that does not answer pings. The server has to end its connection.
 func useKeepalive(t *testing.T, dial dialFunc, address string) {
 	conn := mustDial(t, dial, address)
 	if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
@@ -162,7 +163,7 @@ func useKeepalive(t *testing.T, dial dialFunc, address string) {
 	}
 }
 
-// expectGracefulStop has a stream open when the server is told to stop.
+// expectGracefulStop has a stream open when the server begins a graceful stop.
 func expectGracefulStop(t *testing.T, client pb.TestServiceClient) {
 	stream, err := client.FullDuplexCall(t.Context())
 	if err != nil {

@@ -14,9 +14,10 @@ import (
 	"testing"
 )
 
-// What net/http does with a connection besides requests and responses.
+// What net/http does with a connection beyond requests and responses.
 
-// Each event waits for a request that the client only sends when it has the one before.
+// Server-sent events: the server sends each event after a request that the client makes when it has
+// received the one before.
 func serveEvents(l net.Listener) func() error {
 	next := make(chan bool)
 	var mux http.ServeMux
@@ -30,7 +31,7 @@ func serveEvents(l net.Listener) func() error {
 			select {
 			case <-next:
 			case <-r.Context().Done():
-				close(next) // the client sees that the server knows
+				close(next) // the client learns that the server has noticed
 				return
 			}
 		}
@@ -63,14 +64,14 @@ func useEvents(t *testing.T, dial dialFunc, address string) {
 		get(t.Context(), "/next").Body.Close()
 	}
 	leave()
-	get(t.Context(), "/left").Body.Close() // the handler has seen it
+	get(t.Context(), "/left").Body.Close() // returns once the handler has noticed
 }
 
-// The protocol of a hijacked connection: the client sends until it has no more, and gets a
+// The protocol of a hijacked connection: the client sends until it closes its direction, and then gets a
 // checksum.
 func serveHijack(l net.Listener) func() error {
 	var hijacked sync.WaitGroup
-	hijacked.Add(1) // until the end: nothing else orders a handler's first Go before Wait
+	hijacked.Add(1) // until stop, because nothing else orders a handler's first Go before Wait
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c, buffered, err := http.NewResponseController(w).Hijack()
 		if err != nil {
@@ -82,7 +83,7 @@ func serveHijack(l net.Listener) func() error {
 			io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: sum\r\n\r\n")
 			data, err := io.ReadAll(buffered)
 			if err != nil {
-				return // the client misses its checksum
+				return // the client notices that its checksum is missing
 			}
 			io.WriteString(c, checksum(data))
 		})
@@ -114,7 +115,7 @@ func useHijack(t *testing.T, dial dialFunc, address string) {
 	}
 }
 
-// The server is told to shut down in the midst of a response.
+// The server begins its Shutdown in the middle of a response.
 func serveShutdown(l net.Listener) func() error {
 	var server *http.Server
 	var refusing sync.WaitGroup
@@ -130,7 +131,7 @@ func serveShutdown(l net.Listener) func() error {
 	})
 	server = &http.Server{Handler: &mux}
 	refusing.Add(1)
-	server.RegisterOnShutdown(refusing.Done) // the listener is closed by then
+	server.RegisterOnShutdown(refusing.Done) // by then the listener is closed
 	stop := inBackground(func() error { return server.Serve(l) }, func() error { return <-down }, http.ErrServerClosed)
 	return stop
 }
@@ -138,7 +139,7 @@ func serveShutdown(l net.Listener) func() error {
 func useShutdown(t *testing.T, dial dialFunc, address string) {
 	client := &http.Client{Transport: &http.Transport{DialContext: dial}}
 	defer client.CloseIdleConnections()
-	idle := mustDial(t, dial, address) // has had its request
+	idle := mustDial(t, dial, address) // it has made a request, and is idle
 	fmt.Fprintf(idle, "GET /idle HTTP/1.1\r\nHost: h\r\n\r\n")
 	fromIdle := bufio.NewReader(idle)
 	if _, err := http.ReadResponse(fromIdle, nil); err != nil {

@@ -14,7 +14,7 @@ import (
 
 const fileSize = 8<<20 + 5
 
-// fileContent is the same in both processes.
+// fileContent returns the same bytes in both processes.
 func fileContent() []byte {
 	b := make([]byte, fileSize)
 	for i := range b {

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// echo answers with the body that it gets.
+// echo answers each request with its body.
 var echo = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -24,7 +24,7 @@ var echo = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 	w.Write(body)
 })
 
-// postAll posts bodies of many sizes, several at a time, and expects them back.
+// postAll posts bodies of many sizes, several at the same time, and expects them back.
 func postAll(t *testing.T, client *http.Client, url, proto string) {
 	t.Helper()
 	defer client.CloseIdleConnections()
@@ -56,7 +56,7 @@ func useHTTP(t *testing.T, dial dialFunc, address string) {
 	postAll(t, client, "http://"+address, "HTTP/1.1")
 }
 
-// testCert is net/http/httptest's own, for example.com.
+// testCert is the certificate of net/http/httptest, for example.com.
 var testCert = sync.OnceValues(func() (tls.Certificate, *x509.CertPool) {
 	s := httptest.NewTLSServer(nil)
 	defer s.Close()
@@ -84,7 +84,7 @@ func useHTTP2(t *testing.T, dial dialFunc, address string) {
 	client := &http.Client{Transport: &http.Transport{
 		DialContext:       dial,
 		TLSClientConfig:   clientTLS(),
-		ForceAttemptHTTP2: true, // because of DialContext
+		ForceAttemptHTTP2: true, // needed because of DialContext
 	}}
 	postAll(t, client, "https://"+address, "HTTP/2.0")
 }
@@ -106,15 +106,15 @@ func useH2C(t *testing.T, dial dialFunc, address string) {
 	postAll(t, client, "http://"+address, "HTTP/2.0")
 }
 
-// Two proxies, with TCP at the far ends and what is tested in between.
+// Two proxies in a row. The far ends use TCP; between the proxies is the way that is tested.
 
-// fullDuplex lets a proxy answer while it may still read the request. Without it, an answer that
-// comes before the Transport has looked for more than Content-Length bytes is cut in its middle,
-// by TCP as well (golang.org/issue/40747).
+// fullDuplex lets a proxy answer while it may still read the request. Without it, an answer is cut if it
+// comes before the Transport has checked whether the request has more bytes than Content-Length, also
+// over TCP (golang.org/issue/40747).
 func fullDuplex(proxy http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
-			panic(err) // of HTTP/1.1 it is known
+			panic(err) // HTTP/1.1 supports it
 		}
 		proxy.ServeHTTP(w, r)
 	})

@@ -12,11 +12,12 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// TestProgramsOnTheSimulatedDevice runs all programs over verbs on any machine, by devices of
-// test/hwsim: between two processes, and on one whose peer reads nothing by RDMA within one.
+// TestProgramsOnTheSimulatedDevice runs all programs over verbs on any machine, on devices of
+// test/hwsim: between two processes, and within one process on a device whose peer does not read by
+// RDMA.
 func TestProgramsOnTheSimulatedDevice(t *testing.T) {
 	if testenv.Device() != "" {
-		return // the lane of real drivers, or this
+		return // this is the lane of real drivers, or such a process
 	}
 	for way, settings := range map[string]string{
 		overVerbsApart: "seed=61",

@@ -6,7 +6,7 @@ import (
 	"github.com/sanconn/san"
 )
 
-// What a program changes, whatever it is: docs/PROGRAMS.md begins with these lines.
+// The lines that each program changes. docs/PROGRAMS.md begins with them.
 func TestTheLinesToChange(t *testing.T) {
 	address := "localhost:0"
 	l, err := san.Listen("tcp", address) // was net.Listen

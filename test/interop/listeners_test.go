@@ -11,9 +11,9 @@ import (
 	"github.com/soheilhy/cmux"
 )
 
-// Listeners around a listener.
+// Listeners that wrap another listener.
 
-// serveCMux has HTTP and an echo on one port.
+// serveCMux serves HTTP and an echo on one port.
 func serveCMux(l net.Listener) func() error {
 	mux := cmux.New(l)
 	web := mux.Match(cmux.HTTP1Fast())
@@ -23,7 +23,7 @@ func serveCMux(l net.Listener) func() error {
 	stopWeb := inBackground(func() error { return server.Serve(web) }, server.Close, http.ErrServerClosed)
 	stopRest := serveEach(rest, echoBack)
 	return inBackground(mux.Serve, func() error {
-		err := l.Close() // first: web's server closes it, too, once the mux has ended
+		err := l.Close() // closed first, as web's server closes it as well once the mux has ended
 		mux.Close()
 		stopWeb()
 		stopRest()
@@ -46,7 +46,7 @@ func useCMux(t *testing.T, dial dialFunc, address string) {
 	})
 }
 
-// serveProxyProto answers with the address that a proxy has named, then what comes.
+// serveProxyProto answers with the client's address from the proxy's header, and then echoes.
 func serveProxyProto(l net.Listener) func() error {
 	l = &proxyproto.Listener{Listener: l}
 	return serveEach(l, func(c net.Conn) error {

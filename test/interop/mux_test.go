@@ -9,12 +9,12 @@ import (
 	"github.com/xtaci/smux"
 )
 
-// Many streams on one connection, in all several times as much as it holds.
+// Many streams on one connection, which together send several times as much as the connection buffers.
 
 func yamuxConfig() *yamux.Config {
 	config := yamux.DefaultConfig()
 	config.LogOutput = io.Discard
-	config.ConnectionWriteTimeout = patience // which counts while a frame waits behind all streams' others
+	config.ConnectionWriteTimeout = patience // includes the time in which a frame waits behind those of all other streams
 	return config
 }
 
@@ -39,7 +39,7 @@ func useYamux(t *testing.T, dial dialFunc, address string) {
 			t.Error(err)
 			return
 		}
-		expectEcho(t, s, amount(300_001)) // Close is half of it: the echo still comes
+		expectEcho(t, s, amount(300_001)) // Close ends one direction; the rest of the echo still comes
 	})
 }
 

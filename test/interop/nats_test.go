@@ -11,8 +11,8 @@ import (
 	"github.com/sanconn/san/sanproxy"
 )
 
-// serveNATS is a server that listens nowhere. Each of l's connections goes on by one of
-// those that the server makes within its process.
+// serveNATS is a server that does not listen. Each of l's connections is forwarded to one that the
+// server makes within its process.
 func serveNATS(l net.Listener) func() error {
 	s := must(server.NewServer(&server.Options{DontListen: true, NoSigs: true, MaxPayload: 8 << 20, MaxPending: 64 << 20}))
 	s.Start()
@@ -28,7 +28,7 @@ func serveNATS(l net.Listener) func() error {
 	}, nil)
 }
 
-// natsDialer is nats.go's hook.
+// natsDialer is the type that nats.go takes for dialing.
 type natsDialer func(network, address string) (net.Conn, error)
 
 func (d natsDialer) Dial(network, address string) (net.Conn, error) { return d(network, address) }

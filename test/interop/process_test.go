@@ -16,9 +16,9 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// This binary is run again as the server of a program. It prints its address. When its
-// standard input ends, it stops the server, and prints what carried its connections and, if
-// something went wrong, that.
+// This binary is run again as the server of a program. It prints its address. When its standard input
+// ends, it stops the server, and prints what carried its connections and, if something went wrong, the
+// error.
 const (
 	serverVar = "INTEROP_SERVER" // the program's name
 	wayVar    = "INTEROP_WAY"    // the way's name
@@ -26,7 +26,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	hwsim.Use() // where TestProgramsOnTheSimulatedDevice runs these tests
+	hwsim.Use() // when TestProgramsOnTheSimulatedDevice runs these tests
 	if name := os.Getenv(serverVar); name != "" {
 		if err := serveAlone(name, os.Getenv(wayVar)); err != nil {
 			fmt.Println(failure + strings.ReplaceAll(err.Error(), "\n", "; "))
@@ -76,7 +76,7 @@ func (w way) serveElsewhere(t *testing.T, p program) (address string, stop func(
 	cmd := exec.CommandContext(ctx, os.Args[0])
 	cmd.Env = append(append(os.Environ(), serverVar+"="+p.name, wayVar+"="+w.name), w.env...)
 	cmd.Stderr = os.Stderr
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) } // shows all goroutines
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) } // makes it print the stacks of all goroutines
 	cmd.WaitDelay = time.Second
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -91,7 +91,7 @@ func (w way) serveElsewhere(t *testing.T, p program) (address string, stop func(
 	}
 	ended := false
 	t.Cleanup(func() {
-		if !ended { // the test has failed before
+		if !ended { // the test has failed before that
 			cancel()
 			cmd.Wait()
 		}

@@ -9,24 +9,24 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// dialFunc is the hook for connections that most clients have.
+// dialFunc is the type of the dialing hook that most clients have.
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
-// A program is a server and its client. Neither knows how they are connected.
+// A program is a server and its client. Neither has code that depends on how they are connected.
 type program struct {
 	name string
-	// serve serves l in the background until stop, which closes it and returns what went wrong.
+	// serve serves l in the background until stop, which closes l and returns the first error.
 	serve func(l net.Listener) (stop func() error)
-	// use is the client; address is that of serve's listener.
+	// use is the client. address is that of serve's listener.
 	use func(t *testing.T, dial dialFunc, address string)
-	// backend is what serve passes connections on to, if anything.
+	// backend is the server to which serve forwards connections, if any.
 	backend *backend
-	// short says that its connections may end before they have moved.
+	// short: its connections may end before they have moved.
 	short bool
-	// exposes says that it has TCP's descriptor for a moment when a connection begins, to which
-	// that goes back from a SAN.
+	// exposes: it uses TCP's descriptor for a moment when a connection begins, which takes a connection
+	// that has moved back to TCP.
 	exposes bool
-	// quick says that it is fast enough for the emulated guest (test/guest).
+	// quick: it is fast enough for the emulated guest (test/guest).
 	quick bool
 }
 

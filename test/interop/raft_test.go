@@ -15,7 +15,7 @@ import (
 	"github.com/sanconn/san"
 )
 
-// streamLayer is what hashicorp/raft listens and dials by.
+// streamLayer is the interface by which hashicorp/raft listens and dials.
 type streamLayer struct {
 	net.Listener
 	dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -27,17 +27,17 @@ func (s streamLayer) Dial(address raft.ServerAddress, timeout time.Duration) (ne
 	return s.dial(ctx, "tcp", string(address))
 }
 
-// raftState is a state machine: the data of all commands, one after the other. The last
-// command has the checksum of it instead.
+// raftState is a state machine: it appends the data of all commands. The last command has a checksum
+// instead.
 type raftState struct {
 	mu       sync.Mutex
 	data     []byte
-	complete chan error // gets one value, by the last command
+	complete chan error // gets one value, when the last command comes
 }
 
 const (
-	raftData = 'd' // and data
-	raftLast = 'l' // and a checksum
+	raftData = 'd' // followed by data
+	raftLast = 'l' // followed by a checksum
 )
 
 func (s *raftState) Apply(l *raft.Log) any {
@@ -79,7 +79,7 @@ func (s raftSnapshot) Persist(to raft.SnapshotSink) error {
 
 func (s raftSnapshot) Release() {}
 
-// raftMember is one of a cluster.
+// raftMember is a member of a cluster.
 type raftMember struct {
 	*raft.Raft
 	state     *raftState
@@ -89,8 +89,8 @@ type raftMember struct {
 func newRaftMember(id raft.ServerID, layer raft.StreamLayer) raftMember {
 	config := raft.DefaultConfig()
 	config.LocalID = id
-	config.LogOutput = io.Discard // it reports that the other member ends
-	config.TrailingLogs = 0       // whoever joins gets the snapshot
+	config.LogOutput = io.Discard // it would report that the other member ends
+	config.TrailingLogs = 0       // so that a member that joins gets the snapshot
 	m := raftMember{
 		state:     &raftState{complete: make(chan error, 1)},
 		transport: raft.NewNetworkTransport(layer, 3, patience, io.Discard),
@@ -103,7 +103,7 @@ func newRaftMember(id raft.ServerID, layer raft.StreamLayer) raftMember {
 // end stops the member, and closes its listener.
 func (m raftMember) end() error { return errors.Join(m.Shutdown().Error(), m.transport.Close()) }
 
-// serveRaft is a replica that does not vote, so that only the leader dials.
+// serveRaft is a replica without a vote, so that only the leader dials.
 func serveRaft(l net.Listener) func() error {
 	dial := new(san.Dialer).DialContext
 	replica := newRaftMember("replica", streamLayer{l, dial})
@@ -117,11 +117,12 @@ func serveRaft(l net.Listener) func() error {
 	}
 }
 
-// useRaft leads. The replica gets a snapshot of what was before it joined, then commands.
+// useRaft is the leader. The replica gets a snapshot of the commands before it joined, and then further
+// commands.
 func useRaft(t *testing.T, dial dialFunc, address string) {
 	l := must(san.Listen("tcp", "127.0.0.1:0"))
 	leader := newRaftMember("leader", streamLayer{l, dial})
-	t.Cleanup(func() { // when the replica has all
+	t.Cleanup(func() { // after the replica has everything
 		if err := leader.end(); err != nil {
 			t.Error(err)
 		}

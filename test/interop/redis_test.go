@@ -12,7 +12,7 @@ import (
 	"github.com/tidwall/redcon"
 )
 
-// serveRedcon is a Redis of few commands.
+// serveRedcon is a Redis server with a few commands.
 func serveRedcon(l net.Listener) func() error {
 	var mu sync.Mutex
 	values := make(map[string][]byte)
@@ -75,7 +75,7 @@ func useGoRedis(t *testing.T, dial dialFunc, address string) {
 
 	subscription := client.Subscribe(ctx, "news")
 	defer subscription.Close()
-	if _, err := subscription.Receive(ctx); err != nil { // subscribed
+	if _, err := subscription.Receive(ctx); err != nil { // waits until it is subscribed
 		t.Fatal(err)
 	}
 	if err := client.Publish(ctx, "news", "something").Err(); err != nil {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// inBackground runs serve until the function that it returns has called end. That returns
-// end's error, and serve's unless it is ended.
+// inBackground runs serve in the background. The function that it returns calls end, waits for serve,
+// and returns end's error and serve's, unless the latter is ended.
 func inBackground(serve, end func() error, ended error) (stop func() error) {
 	done := make(chan error, 1)
 	go func() { done <- serve() }()
@@ -22,13 +22,13 @@ func inBackground(serve, end func() error, ended error) (stop func() error) {
 	}
 }
 
-// serveEach handles each of l's connections, side by side, and closes it.
+// serveEach handles l's connections concurrently, and closes each.
 func serveEach(l net.Listener, handle func(net.Conn) error) (stop func() error) {
 	return inBackground(func() error { return handleAll(l.Accept, handle) }, l.Close, nil)
 }
 
-// handleAll handles what accept returns, side by side, and closes it. Once accept has failed
-// and all is handled, it returns how handling has failed.
+// handleAll handles what accept returns, concurrently, and closes it. Once accept has failed and all
+// handlers have returned, it returns their error.
 func handleAll[C io.Closer](accept func() (C, error), handle func(C) error) error {
 	var mu sync.Mutex
 	var failed error
@@ -50,7 +50,7 @@ func handleAll[C io.Closer](accept func() (C, error), handle func(C) error) erro
 	return failed
 }
 
-// echoBack returns what comes, then the end.
+// echoBack echoes, and then ends its direction.
 func echoBack[C io.ReadWriteCloser](c C) error {
 	if _, err := io.Copy(c, c); err != nil {
 		return err
@@ -58,7 +58,7 @@ func echoBack[C io.ReadWriteCloser](c C) error {
 	return closeWrite(c)
 }
 
-// closeWrite ends what c sends. By protocols without it, Close does.
+// closeWrite ends the direction in which c sends. If the protocol cannot do that alone, it calls Close.
 func closeWrite(c io.Closer) error {
 	if half, ok := c.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
@@ -66,7 +66,7 @@ func closeWrite(c io.Closer) error {
 	return c.Close()
 }
 
-// expectEcho sends n bytes while it reads, and expects them back, then the end.
+// expectEcho sends n bytes while it reads, and expects the same back, and then the end.
 func expectEcho(t *testing.T, c io.ReadWriteCloser, n int) {
 	t.Helper()
 	data := randomBytes(n)
@@ -87,7 +87,7 @@ func expectEcho(t *testing.T, c io.ReadWriteCloser, n int) {
 	wantBytes(t, got, data)
 }
 
-// together calls f n times at once.
+// together calls f n times concurrently.
 func together(n int, f func()) {
 	var all sync.WaitGroup
 	for range n {

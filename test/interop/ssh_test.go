@@ -9,10 +9,10 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// sshKey is the host's, the same in both processes.
+// sshKey is the host's key, the same in both processes.
 var sshKey = must(ssh.NewSignerFromKey(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))))
 
-// The server answers every command with its own input.
+// The server answers each command with that command's input.
 func serveSSH(l net.Listener) func() error {
 	config := &ssh.ServerConfig{NoClientAuth: true}
 	config.AddHostKey(sshKey)
@@ -26,7 +26,7 @@ func serveSSH(l net.Listener) func() error {
 	})
 }
 
-// command is a channel of an SSH connection that has been told what to run.
+// command is a channel of an SSH connection on which a command was started.
 type command struct {
 	ssh.Channel
 	requests <-chan *ssh.Request
@@ -56,7 +56,7 @@ func (c command) run() error {
 	return err
 }
 
-// Commands with input and output side by side on one SSH connection.
+// Several commands with input and output run at the same time on one SSH connection.
 func useSSH(t *testing.T, dial dialFunc, address string) {
 	conn := mustDial(t, dial, address)
 	c, channels, requests, err := ssh.NewClientConn(conn, address, &ssh.ClientConfig{

@@ -21,7 +21,7 @@ import (
 	"github.com/sanconn/san/sanconn"
 )
 
-// flipVar makes this binary a server that tableflip upgrades, at the address that it holds.
+// flipVar makes this binary a server that tableflip upgrades. Its value is the address to serve.
 const flipVar = "INTEROP_FLIP"
 
 // serveUpgradable serves until a newer process is ready, or standard input ends.
@@ -67,11 +67,11 @@ func serveUpgradable() error {
 	return stop()
 }
 
-// A server over shared memory is upgraded by tableflip while it is used. Each connection has
-// to be made and answered, by the old process or the new, with shared memory at both ends.
+// tableflip upgrades a server over shared memory while it is used. Each connection must be made and
+// answered, by the old process or the new one, and moved to shared memory at both ends.
 func TestTableflip(t *testing.T) {
 	address := startUpgradable(t)
-	var pids sync.Map // of processes that have answered
+	var pids sync.Map // of the processes that have answered
 	var processes atomic.Int64
 	var done atomic.Bool
 	var asking sync.WaitGroup
@@ -93,21 +93,21 @@ func TestTableflip(t *testing.T) {
 			}
 		})
 	}
-	for n := range int64(4) { // SAN connections go to a new process once the one before takes no more
+	for n := range int64(4) { // new connections go to the new process once the old one accepts no more
 		testenv.Eventually(t, patience, func() error {
 			if got := processes.Load(); got <= n && !t.Failed() {
 				return fmt.Errorf("%d processes have answered", got)
 			}
 			return nil
 		})
-		testenv.Eventually(t, patience, func() error { // not before the one before has ended
+		testenv.Eventually(t, patience, func() error { // not before the old process has ended
 			_, err := ask(address, "upgrade")
 			return err
 		})
 	}
 }
 
-// ask is answered by the process's id.
+// ask sends a request, which is answered with the process's id.
 func ask(address, what string) (pid int, err error) {
 	d := &san.Dialer{Policy: san.Require, Options: sanconn.Options{AttemptTimeout: patience}}
 	c, err := d.Dial("tcp", address)
@@ -133,8 +133,8 @@ func ask(address, what string) (pid int, err error) {
 	return pid, nil
 }
 
-// startUpgradable starts the first process. At the end the last is ended, and all are waited
-// for.
+// startUpgradable starts the first process. At the end of the test it ends the last one, and waits for
+// all.
 func startUpgradable(t *testing.T) (address string) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), flipVar+"=127.0.0.1:0")
@@ -143,7 +143,7 @@ func startUpgradable(t *testing.T) (address string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd.Stdin = in // a file: newer processes inherit it
+	cmd.Stdin = in // a file, which newer processes inherit
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -154,7 +154,7 @@ func startUpgradable(t *testing.T) (address string) {
 	in.Close()
 	t.Cleanup(func() {
 		toServer.Close()
-		if rest, err := io.ReadAll(out); err != nil || len(rest) != 0 { // its end: no process has it any more
+		if rest, err := io.ReadAll(out); err != nil || len(rest) != 0 { // it ends when no process has it open any more
 			t.Errorf("the servers print %q, %v", rest, err)
 		}
 		if err := cmd.Wait(); err != nil {

@@ -18,20 +18,20 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// patience is how long a test waits for what must happen: more than any of them takes on a
-// busy machine with the race detector.
+// patience is how long a test waits for something that must happen: longer than anything takes on a busy
+// machine with the race detector.
 const patience = 2 * time.Minute
 
 // A way is how a program's two ends are connected.
 type way struct {
 	name     string
-	separate bool     // the server is a process of its own
-	env      []string // of that process
+	separate bool     // the server is in a process of its own
+	env      []string // environment of that process
 	listen   func() (net.Listener, error)
 	dial     dialFunc
-	// What carries each connection by InfoOf, at either end. For TCP with the reason why.
+	// What carries each connection, by InfoOf, at either end. For TCP it includes the reason.
 	dialed, accepted string
-	moves            bool // … of those that live long enough; others stay on TCP
+	moves            bool // only connections that live long enough; others stay on TCP
 }
 
 var ways = func() []way {
@@ -83,11 +83,11 @@ var ways = func() []way {
 
 const overVerbsApart = "verbs, two processes"
 
-// overVerbs goes from one end of the guest's cable to the other, or by the simulated device.
+// overVerbs connects one end of the guest's cable with the other, or uses the simulated device.
 func overVerbs(device string) way {
 	host := map[string]string{"rxe": "10.8.0.2", "siw": "10.8.1.2", hwsim.Lane: "127.0.0.1"}[device]
 	options := sanconn.Options{AttemptTimeout: patience} // the guest is slow
-	providers := []string{"verbs"}                       // both ends are on one host
+	providers := []string{"verbs"}                       // because both ends are on one host, where shm would be preferred
 	lc := &san.ListenConfig{Policy: san.Require, Providers: providers, Options: options}
 	d := &san.Dialer{Policy: san.Require, Providers: providers, Options: options}
 	return way{
@@ -100,7 +100,7 @@ func overVerbs(device string) way {
 
 // run runs the program this way.
 func (w way) run(t *testing.T, p program) {
-	late := time.AfterFunc(patience, func() { panic(t.Name() + ": takes too long") }) // shows all goroutines
+	late := time.AfterFunc(patience, func() { panic(t.Name() + ": takes too long") }) // a panic prints the stacks of all goroutines
 	defer late.Stop()
 	var address string
 	var stop func() (accepted []string, err error)
@@ -121,7 +121,7 @@ func (w way) run(t *testing.T, p program) {
 	if p.exposes && (w.dialed == "shm" || w.dialed == "verbs") {
 		wantSome(t, "accepted", accepted, mingled, moved)
 		wanted := []string{mingled, moved}
-		if p.short { // it may be back on TCP, and end there, before the record looks
+		if p.short { // such a connection may have gone back to TCP, and ended, before the record looks
 			wanted = append(wanted, byTCP(san.ReasonUnused))
 		}
 		wantSome(t, "dialed", dialed.carriers(), wanted...)
@@ -131,8 +131,8 @@ func (w way) run(t *testing.T, p program) {
 	w.want(t, "accepted", accepted, w.accepted)
 }
 
-// want checks that there were connections, all carried by what is wanted; or some, if they
-// move. These may be on the SAN before the record looks for the first time.
+// want checks that there were connections, and what has carried them: all of them, or some if
+// connections move. These may have moved before the record looks for the first time.
 func (w way) want(t *testing.T, which string, carriers []string, want string) {
 	t.Helper()
 	if w.moves {
@@ -142,8 +142,7 @@ func (w way) want(t *testing.T, which string, carriers []string, want string) {
 	wantCarriers(t, which, carriers, want)
 }
 
-// wantCarriers checks that connections were carried by all of what is wanted, and by nothing
-// else.
+// wantCarriers checks that connections were carried by all that want names, and by nothing else.
 func wantCarriers(t *testing.T, which string, carriers []string, want ...string) {
 	t.Helper()
 	if !slices.Equal(carriers, want) {
@@ -151,8 +150,8 @@ func wantCarriers(t *testing.T, which string, carriers []string, want ...string)
 	}
 }
 
-// wantSome checks that some connections were carried by one of what is wanted: others may have
-// ended before they moved, or moved again.
+// wantSome checks that some connections were carried by one of those that want names. Others may have
+// ended before they moved, or have moved again.
 func wantSome(t *testing.T, which string, carriers []string, want ...string) {
 	t.Helper()
 	if !slices.ContainsFunc(carriers, func(c string) bool { return slices.Contains(want, c) }) {
@@ -173,19 +172,19 @@ func (w way) serveHere(t *testing.T, p program) (address string, stop func() ([]
 	}
 }
 
-// record has a program's connections, and what carried them when they were new.
+// record has a program's connections, and what carried each when it was new.
 type record struct {
 	mu    sync.Mutex
 	conns map[net.Conn]string
 }
 
-// What a record calls connections that have changed their carrier.
+// How a record names connections that have changed their carrier.
 const (
 	moved   = "tcp, then a SAN"
 	mingled = "a SAN, and tcp"
 )
 
-// byTCP is how a record names TCP, with the reason why it is not a SAN.
+// byTCP is how a record names TCP with a reason.
 func byTCP(why san.Reason) string { return fmt.Sprintf("tcp: %v", why) }
 
 func (r *record) add(c net.Conn) {
@@ -202,7 +201,7 @@ func (r *record) add(c net.Conn) {
 	r.conns[c] = carrier
 }
 
-// carriers returns what has carried the connections, at their end.
+// carriers returns what has carried the connections, seen from their end.
 func (r *record) carriers() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -220,7 +219,7 @@ func (r *record) carriers() []string {
 	return slices.Sorted(maps.Keys(seen))
 }
 
-// dialer returns dial, which the record then watches.
+// dialer returns a dial function whose connections are recorded.
 func (r *record) dialer(dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := dial(ctx, network, address)
@@ -231,7 +230,7 @@ func (r *record) dialer(dial dialFunc) dialFunc {
 	}
 }
 
-// listener returns l, which the record then watches. Its connections are l's own.
+// listener returns a listener whose connections are recorded. They are l's own connections, not wrapped.
 func (r *record) listener(l net.Listener) net.Listener { return watched{l, r} }
 
 type watched struct {

@@ -11,7 +11,7 @@ import (
 	gorilla "github.com/gorilla/websocket"
 )
 
-// messageSizes are those of messages that are echoed.
+// messageSizes are the sizes of the messages that are echoed.
 func messageSizes() []int { return []int{0, 1, 125, 126, 65536, amount(4<<20 + 1)} }
 
 func serveHandler(l net.Listener, handler http.HandlerFunc) func() error {
@@ -24,10 +24,10 @@ func serveGorilla(l net.Listener) func() error {
 	return serveHandler(l, func(w http.ResponseWriter, r *http.Request) {
 		c, err := upgrader.Upgrade(w, r, nil)
 		if err != nil {
-			return // the client has the error
+			return // the client reports the error
 		}
 		defer c.Close()
-		answer := func(kind int, data []byte) error { // by default it has a second
+		answer := func(kind int, data []byte) error { // the default handler has a timeout of a second
 			return c.WriteControl(kind, data, time.Now().Add(patience))
 		}
 		c.SetPingHandler(func(text string) error { return answer(gorilla.PongMessage, []byte(text)) })
@@ -35,7 +35,7 @@ func serveGorilla(l net.Listener) func() error {
 			return answer(gorilla.CloseMessage, gorilla.FormatCloseMessage(code, ""))
 		})
 		for {
-			kind, message, err := c.ReadMessage() // answers pings, and the end
+			kind, message, err := c.ReadMessage() // also answers pings and the close message
 			if err != nil {
 				return
 			}
@@ -125,7 +125,7 @@ func useCoder(t *testing.T, dial dialFunc, address string) {
 		}
 		wantBytes(t, got, message)
 	}
-	if err := c.Close(coder.StatusNormalClosure, "done"); err != nil { // waits for the peer's
+	if err := c.Close(coder.StatusNormalClosure, "done"); err != nil { // waits for the peer's close message
 		t.Errorf("the closing handshake: %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-// Package moves has the test of connections between two processes that move and come back
-// while they are used, and of which one process is killed or stopped at any moment: no byte is
-// wrong, nothing hangs, and a stream that was cut does not look complete.
+// Package moves tests connections between two processes that move and go back while they are used, while
+// one process is killed or stopped at a random moment: no byte is wrong, nothing hangs, and a stream
+// that was cut does not look complete.
 package moves

@@ -13,10 +13,11 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// The tests of this package between two processes that have the simulated device, and are told to use that alone.
+// TestOnHwsim runs the tests of this package between two processes that have the simulated device, and
+// use no other provider.
 func TestOnHwsim(t *testing.T) {
 	if testenv.Device() != "" {
-		return // such a process, or the lane of real drivers
+		return // this is such a process, or the lane of real drivers
 	}
 	f := hwsim.New(t, "seed=51,jitter_us=8")
 	child := exec.Command(os.Args[0], "-test.run=^(TestMoves|TestKills|TestKillsOnTheWayBack|TestStops)$", "-test.timeout=5m",

@@ -35,14 +35,14 @@ var (
 )
 
 const (
-	envRole = "SAN_TEST_MOVES" // server, or client and the server's address
-	envFile = "SAN_TEST_FILE"  // the role that often goes back to TCP; the frames are large then
-	conns   = 6                // at a time
-	patient = 20 * time.Second // that anything may take
+	envRole = "SAN_TEST_MOVES" // "server", or "client" and the server's address
+	envFile = "SAN_TEST_FILE"  // the role that often calls File, which goes back to TCP; the frames are large then
+	conns   = 6                // at the same time
+	patient = 20 * time.Second // the longest that any step may take
 )
 
 func TestMain(m *testing.M) {
-	hwsim.Use() // where TestOnHwsim runs these tests
+	hwsim.Use() // when TestOnHwsim runs these tests
 	role, rest, _ := strings.Cut(os.Getenv(envRole), " ")
 	switch role {
 	case "server":
@@ -53,7 +53,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// carrier is what is to carry connections that have moved.
+// carrier returns the provider that should carry connections that have moved.
 func carrier() string {
 	if testenv.Device() == hwsim.Lane {
 		return "verbs"
@@ -61,7 +61,7 @@ func carrier() string {
 	return "shm"
 }
 
-// Two processes, and nothing happens to them.
+// Two processes use their connections undisturbed.
 func TestMoves(t *testing.T) {
 	moved := false
 	each(t, func(t *testing.T, seed uint64) {
@@ -75,12 +75,12 @@ func TestMoves(t *testing.T) {
 	}
 }
 
-// hasMoved reports whether a connection of a process has, by its Stats.
+// hasMoved reports whether a connection of a process has moved, by the Stats that it prints.
 func hasMoved(out string) bool {
 	return regexp.MustCompile(`(Dialed|Accepted):map\[[^]]*` + carrier() + `:[1-9]`).MatchString(out)
 }
 
-// One of them is killed at any moment of the other's work.
+// One of the processes is killed at a random moment while the other uses its connections.
 func TestKills(t *testing.T) {
 	moved, n := 0, 0
 	each(t, func(t *testing.T, seed uint64) {
@@ -92,7 +92,7 @@ func TestKills(t *testing.T) {
 			victim, other = other, victim
 		}
 		if seed%2 == 0 {
-			victim.out.ReadString('\n') // it has moved, however slow the machine is, or has ended
+			victim.out.ReadString('\n') // a connection has moved, however slow the machine is, or the process has ended
 		}
 		time.Sleep(delay)
 		victim.cmd.Process.Kill()
@@ -108,7 +108,7 @@ func TestKills(t *testing.T) {
 	}
 }
 
-// One of them is killed just as a connection goes back to TCP, in a Write or between two.
+// One of the processes is killed just when a connection goes back to TCP, in a Write or between two.
 func TestKillsOnTheWayBack(t *testing.T) {
 	left, n := 0, 0
 	each(t, func(t *testing.T, seed uint64) {
@@ -124,7 +124,7 @@ func TestKillsOnTheWayBack(t *testing.T) {
 		for {
 			line, err := ends[0].out.ReadString('\n')
 			if err != nil {
-				break // it has ended
+				break // the process has ended
 			}
 			if strings.HasPrefix(line, "leaves") {
 				left++
@@ -144,7 +144,7 @@ func TestKillsOnTheWayBack(t *testing.T) {
 	}
 }
 
-// One of them is stopped for a while, and then goes on.
+// One of the processes is stopped for a while, and then goes on.
 func TestStops(t *testing.T) {
 	each(t, func(t *testing.T, seed uint64) {
 		p := start(t, seed)
@@ -191,11 +191,11 @@ func start(t *testing.T, seed uint64) pair {
 	server := run(t, "server", strconv.FormatUint(seed, 10))
 	address := server.line(t)
 	client := run(t, "client", strings.TrimSpace(address)+" "+strconv.FormatUint(seed, 10))
-	client.line(t) // it is about to dial
+	client.line(t) // the client is about to dial
 	return pair{server, client}
 }
 
-// line returns the next line of what the process prints.
+// line returns the next line that the process prints.
 func (p *process) line(t *testing.T) string {
 	t.Helper()
 	line, err := p.out.ReadString('\n')
@@ -225,7 +225,7 @@ func run(t *testing.T, role, what string) *process {
 	return p
 }
 
-// want waits until a process has ended in order, and returns what it has printed.
+// want waits until a process has ended without an error, and returns what it has printed.
 func (p pair) want(t *testing.T, one *process) string {
 	t.Helper()
 	late := time.AfterFunc(5*patient, func() { one.cmd.Process.Signal(syscall.SIGQUIT) })
@@ -240,7 +240,8 @@ func (p pair) want(t *testing.T, one *process) string {
 	return string(rest)
 }
 
-// serve is the server, until its standard input ends and its connections have.
+// serve is the server's main function. It returns when its standard input and its connections have
+// ended.
 func serve(seed string) int {
 	l, err := san.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -264,7 +265,7 @@ func serve(seed string) int {
 	return all.end()
 }
 
-// dial is the client.
+// dial is the client's main function.
 func dial(what string) int {
 	address, seed, _ := strings.Cut(what, " ")
 	fmt.Println("begins")
@@ -330,9 +331,9 @@ func (w *work) errorf(format string, args ...any) {
 	w.bad = append(w.bad, fmt.Sprintf(format, args...))
 }
 
-// end is one end of a connection. Each direction is a row of frames: a length and as many
-// bytes, which tell their positions. Each frame is one Write, so a stream that ends within one
-// was cut.
+// end is one end of a connection. Each direction is a sequence of frames: a length, and as many bytes,
+// which depend on their positions. Each frame is one Write, so a stream that ends within a frame was
+// cut.
 type end struct {
 	*work
 	n    uint64
@@ -343,7 +344,7 @@ type end struct {
 
 const frames = 1000
 
-// row is as many bytes as one Read takes, and more, each of which tells its position.
+// row is more bytes than one Read takes. Each byte depends on its position.
 var row = func() (row [1<<17 + 256]byte) {
 	for i := range row {
 		row[i] = byte(i)
@@ -353,9 +354,9 @@ var row = func() (row [1<<17 + 256]byte) {
 
 func (e *end) write() {
 	r := e.rnd[0]
-	at, most, files := 0, 18, 2000 // one frame in so many is written behind a File
+	at, most, files := 0, 18, 2000 // one frame in so many is written after a call of File
 	if leaver := os.Getenv(envFile); leaver != "" {
-		most = 24 // more than a ring takes: so Writes are cut in their middle
+		most = 24 // larger than a ring, so that Writes are cut in their middle
 		if strings.HasPrefix(os.Getenv(envRole), leaver) {
 			files = 20
 		}
@@ -374,7 +375,7 @@ func (e *end) write() {
 			}
 			f, err := e.conn.File()
 			for end := time.Now().Add(patient); errors.Is(err, syscall.ETIMEDOUT) && time.Now().Before(end); {
-				f, err = e.conn.File() // the peer's process has stood still
+				f, err = e.conn.File() // the peer's process was stopped
 			}
 			if err == nil {
 				f.Close()
@@ -443,7 +444,7 @@ func (e *end) read() {
 	}
 }
 
-// gone reports whether an error is what a killed peer leaves.
+// gone reports whether an error is one that a killed peer causes.
 func gone(err error) bool {
 	for _, e := range []error{syscall.ECONNRESET, syscall.EPIPE, syscall.ENOTCONN} {
 		if errors.Is(err, e) {

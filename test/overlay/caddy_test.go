@@ -12,10 +12,10 @@ import (
 	"github.com/sanconn/san/test/overlay/internal/build"
 )
 
-// caddy starts one with a site, and returns its address and the page of its counters.
+// caddy starts a caddy with a site, and returns its address and the page of its counters.
 func caddy(t *testing.T, file, site string) (address, counters string) {
 	t.Helper()
-	t.Setenv("XDG_DATA_HOME", t.TempDir()) // what it keeps
+	t.Setenv("XDG_DATA_HOME", t.TempDir()) // where it keeps its files
 	address, admin := freeAddress(t), freeAddress(t)
 	args, err := build.CaddyArguments(t.TempDir(), address, admin, site)
 	if err != nil {
@@ -27,7 +27,7 @@ func caddy(t *testing.T, file, site string) (address, counters string) {
 	return address, counters
 }
 
-// TestCaddy has caddy serve files, and be a proxy before a caddy that does.
+// TestCaddy runs caddy as a file server, and as a proxy before such a caddy.
 func TestCaddy(t *testing.T) {
 	file := others(t, san, "caddy")
 	plainWeb := own(t, "go", "web")

@@ -1,4 +1,4 @@
-// Package overlay has other people's programs built by the command san, from sources that know
-// nothing of it, and checks what their connections were carried by. Its programs beside the tests
-// are clients and servers of theirs. They print the counters that package expvar has.
+// Package overlay builds other people's programs by the command san, from unchanged sources, and checks
+// what has carried their connections. The programs in its directories are clients and servers for these
+// tests. They print the counters from package expvar.
 package overlay

@@ -12,7 +12,7 @@ import (
 	"github.com/sanconn/san/test/overlay/internal/build"
 )
 
-// etcdctl runs one, with a value on its standard input, and returns what it prints.
+// etcdctl runs etcdctl with a value on its standard input, and returns what it prints.
 func etcdctl(t *testing.T, file, address, value string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(file, append([]string{"--endpoints", address}, args...)...)
@@ -26,16 +26,16 @@ func etcdctl(t *testing.T, file, address, value string, args ...string) string {
 	return string(out)
 }
 
-// watch has an etcdctl watch a key that a plain one puts, until so many connections of the
-// server's are on shm, and returns by what all have gone.
+// watch runs an etcdctl that watches a key, and plain ones that put values, until so many of the
+// server's connections are on shm. It returns what has carried all of them.
 func watch(t *testing.T, file, plain, address, key string, carried int, look func() counters) map[string]int {
 	t.Helper()
-	_, out := start(t, file, "--endpoints", address, "watch", "--rev", "1", key) // from the first put on
+	_, out := start(t, file, "--endpoints", address, "watch", "--rev", "1", key) // beginning with the first put
 	value := strings.Repeat("0123456789abcdef", 4<<10)
 	event := "PUT\n" + key + "\n" + value + "\n"
 	read := make([]byte, len(event))
-	// Of what was put 1.25 MiB are enough for a connection to move. A try that has failed is made again
-	// behind four times as much.
+	// A connection moves after 1.25 MiB of values. An attempt that has failed is repeated after four
+	// times as much.
 	const enough, most = 20, 200
 	for n := 0; n < enough || n < most && look().Accepted["shm"] < carried; n++ {
 		etcdctl(t, plain, address, value, "put", key)
@@ -46,13 +46,13 @@ func watch(t *testing.T, file, plain, address, key string, carried int, look fun
 	return moved(carried, look)
 }
 
-// TestEtcd has etcd and etcdctl, and a plain etcdctl for the same.
+// TestEtcd runs etcd with etcdctl, and with a plain etcdctl.
 func TestEtcd(t *testing.T) {
 	server := others(t, san, "etcd")
 	ctl, plain := others(t, san, "etcdctl"), others(t, "go", "etcdctl")
 	address := freeAddress(t)
 	args := build.EtcdArguments(t.TempDir(), address, freeAddress(t))
-	start(t, server, append(args, "--enable-grpc-gateway=false")...) // that dials etcd itself
+	start(t, server, append(args, "--enable-grpc-gateway=false")...) // the gateway would itself dial etcd
 	until(t, "http://"+address+"/health")
 	look := func() counters { return vars(t, "http://"+address+"/debug/vars") }
 

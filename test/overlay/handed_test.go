@@ -9,16 +9,17 @@ import (
 	"testing"
 )
 
-// asker is a client of handed.
+// asker is a running client of handed.
 type asker struct{ process }
 
-// told is what a server of handed tells, and what the client has dialed.
+// told is what a server of handed has answered, and what the client has dialed.
 type told struct {
 	PID int
 	counters
 }
 
-// moved asks by a connection until it and those before have moved, and returns who is there.
+// moved requests a page on a connection until all connections have moved, this one included, and returns
+// the id of the answering process.
 func (a asker) moved(t *testing.T, connection string, all int) (pid int) {
 	t.Helper()
 	var last told
@@ -40,18 +41,18 @@ func ask(t *testing.T, file, address string) (a asker) {
 	return a
 }
 
-// TestHanded has listeners of descriptors that a process was given (net.FileListener).
+// TestHanded tests listeners made from descriptors that a process has inherited (net.FileListener).
 func TestHanded(t *testing.T) {
 	handed := own(t, san, "handed")
 
-	// Each connection is of the process that has accepted it, before and after the upgrade.
+	// Each connection stays with the process that has accepted it, before and after the upgrade.
 	t.Run("tableflip", func(t *testing.T) {
 		address := freeAddress(t)
 		in, _ := start(t, handed, "tableflip", address)
-		t.Cleanup(func() { in.(*os.File).Close() }) // which all that have come out of it wait for
+		t.Cleanup(func() { in.(*os.File).Close() }) // all processes that stem from it wait for that
 		client := ask(t, handed, address)
 		old := client.moved(t, "a", 1)
-		client.tell(t, "c /", new(told)) // it moves later
+		client.tell(t, "c /", new(told)) // too little use for it to move yet
 		client.tell(t, "a /upgrade", new(told))
 		if newer := client.moved(t, "b", 2); newer == old {
 			t.Error("what is dialed after the upgrade goes to the old process")

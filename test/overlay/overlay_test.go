@@ -22,10 +22,10 @@ import (
 	"github.com/sanconn/san/test/overlay/internal/build"
 )
 
-// counters are those of a process built by the command san; a plain one has none.
+// counters are the counters of a process that the command san has built. A plain process has none.
 type counters struct{ Dialed, Accepted map[string]int }
 
-// san is the command, sources are those of other people's programs.
+// san is the file of the command, sources the directory of other people's programs.
 var san, sources string
 
 func TestMain(m *testing.M) {
@@ -42,13 +42,13 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// own builds a program of this directory with a command, and returns its file.
+// own builds a program of this module with a command, and returns its file.
 func own(t *testing.T, command, pkg string) string {
 	t.Helper()
 	return built(t, command, pkg, func(file string) error { return build.Own(command, "./"+pkg, file) })
 }
 
-// others builds a program of other people's with a command, and returns its file.
+// others builds one of other people's programs with a command, and returns its file.
 func others(t *testing.T, command, program string) string {
 	t.Helper()
 	return built(t, command, program, func(file string) error { return build.Others(command, program, sources, file) })
@@ -79,7 +79,7 @@ func client(t *testing.T, file string, args ...string) (c counters) {
 	return c
 }
 
-// parse parses what expvar prints of "sanbuild".
+// parse parses the value of expvar's "sanbuild".
 func parse(t *testing.T, out []byte, c *counters) {
 	t.Helper()
 	if out = bytes.TrimSpace(out); string(out) != "<nil>" {
@@ -89,7 +89,7 @@ func parse(t *testing.T, out []byte, c *counters) {
 	}
 }
 
-// start starts a server, and ends it with the test.
+// start starts a server, which is stopped when the test ends.
 func start(t *testing.T, file string, args ...string) (in io.Writer, out *bufio.Reader) {
 	t.Helper()
 	cmd := exec.Command(file, args...)
@@ -116,7 +116,7 @@ func start(t *testing.T, file string, args ...string) (in io.Writer, out *bufio.
 	return in, bufio.NewReader(stdout)
 }
 
-// report says what carried the connections, and compares.
+// report logs what carried the connections, and compares that with what is wanted.
 func report(t *testing.T, what string, dialed, accepted map[string]int, wantDialed, wantAccepted int) {
 	t.Helper()
 	t.Logf("%s: the client has dialed %v, the server has accepted %v", what, dialed, accepted)
@@ -128,13 +128,13 @@ func report(t *testing.T, what string, dialed, accepted map[string]int, wantDial
 func TestGRPC(t *testing.T) {
 	server := own(t, san, "grpc")
 	plain := own(t, "go", "grpc")
-	const pooledReads = "GRPC_GO_EXPERIMENTAL_HTTP_FRAMER_READ_BUFFER_POOLING" // otherwise it reads plainly
+	const pooledReads = "GRPC_GO_EXPERIMENTAL_HTTP_FRAMER_READ_BUFFER_POOLING" // set to false, gRPC reads by the connection's Read
 	for _, c := range []struct {
 		what, server, client, pooled string
 		args                         []string
 		moved                        int
 	}{
-		{"gRPC's health checks", server, server, "true", nil, 1}, // by RawConn.Read
+		{"gRPC's health checks", server, server, "true", nil, 1}, // gRPC reads by RawConn.Read
 		{"gRPC with plain reads", server, server, "false", nil, 1},
 		{"gRPC by TLS", server, server, "true", []string{"-tls"}, 1},
 		{"gRPC, a plain client", server, plain, "false", nil, 0},
@@ -156,7 +156,7 @@ func TestGRPC(t *testing.T) {
 			var accepted counters
 			parse(t, line, &accepted)
 			report(t, c.what, dialed, accepted.Accepted, c.moved, c.moved)
-			// They are connections of the library's all the same, where it is beneath.
+			// Where the library is beneath, they are its connections, although they stay on TCP.
 			if got := dialed["tcp"] > 0; got != (c.client == server) {
 				t.Errorf("%s: the client has the library: %v", c.what, got)
 			}
@@ -190,13 +190,13 @@ func TestNATS(t *testing.T) {
 	}
 }
 
-// process is a server or load of this module's own: it has lines on both sides.
+// process is a server or a load of this module, with lines in both directions.
 type process struct {
 	in  io.Writer
 	out *bufio.Reader
 }
 
-// begin starts one, and returns the first line of a server: its address.
+// begin starts a process, and returns the first line of a server: its address.
 func begin(t *testing.T, file string) (p process, address string) {
 	t.Helper()
 	p.in, p.out = start(t, file)
@@ -207,7 +207,7 @@ func begin(t *testing.T, file string) (p process, address string) {
 	return p, strings.TrimSpace(address)
 }
 
-// tell returns what p prints for a line: JSON, into v.
+// tell sends a line to p, and decodes the JSON that p answers into v.
 func (p process) tell(t *testing.T, line string, v any) {
 	t.Helper()
 	fmt.Fprintln(p.in, line)
@@ -215,7 +215,7 @@ func (p process) tell(t *testing.T, line string, v any) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if string(out) == "<nil>\n" { // expvar's, of a plain process
+	if string(out) == "<nil>\n" { // what expvar prints in a plain process
 		return
 	}
 	if err := json.Unmarshal(out, v); err != nil {
@@ -223,8 +223,8 @@ func (p process) tell(t *testing.T, line string, v any) {
 	}
 }
 
-// loads has a program of load call a server, until so many of its connections are on shm, and
-// returns by what all go.
+// loads makes a program of load call a server, until so many of its connections are on shm. It returns
+// what carries all of them.
 func loads(t *testing.T, file, what, address string, callers, carried int) map[string]int {
 	t.Helper()
 	var p process
@@ -244,7 +244,7 @@ func loads(t *testing.T, file, what, address string, callers, carried int) map[s
 	}
 }
 
-// vars are the counters on a page of package expvar.
+// vars returns the counters on a page of package expvar.
 func vars(t *testing.T, url string) counters {
 	t.Helper()
 	var v struct{ Sanbuild counters }
@@ -254,7 +254,8 @@ func vars(t *testing.T, url string) counters {
 	return v.Sanbuild
 }
 
-// moved returns what a server has accepted, once so many are on shm: a client may know before it.
+// moved returns what a server has accepted, once so many connections are on shm: the server's end may
+// move later than the client's.
 func moved(carried int, look func() counters) (accepted map[string]int) {
 	eventually(func() bool {
 		accepted = look().Accepted
@@ -263,9 +264,9 @@ func moved(carried int, look func() counters) (accepted map[string]int) {
 	return accepted
 }
 
-// eventually asks until it is so, and reports whether that was in time. It is for what other
-// people's programs announce by no event. (The module knows nothing of the library, of which
-// testenv.Eventually is.)
+// eventually calls ask until it returns true, and reports whether it did so in time. It is for states of
+// other people's programs, which no event reports. (This module must not depend on the library, to which
+// testenv.Eventually belongs.)
 func eventually(ask func() bool) bool {
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		if ask() {
@@ -277,7 +278,7 @@ func eventually(ask func() bool) bool {
 	}
 }
 
-// TestPostgres has a database's driver, pgx, and its package for servers.
+// TestPostgres runs pgx, a database driver, with its own package for servers.
 func TestPostgres(t *testing.T) {
 	servers := [2]string{own(t, "go", "postgres"), own(t, san, "postgres")}
 	loaders := [2]string{own(t, "go", "load"), own(t, san, "load")}
@@ -299,7 +300,7 @@ func TestPostgres(t *testing.T) {
 	}
 }
 
-// TestHTTP has net/http, with client_golang's page as others have it scraped.
+// TestHTTP runs net/http, and the page of client_golang that prometheus would scrape.
 func TestHTTP(t *testing.T) {
 	servers := [2]string{own(t, "go", "web"), own(t, san, "web")}
 	loaders := [2]string{own(t, "go", "load"), own(t, san, "load")}
@@ -320,8 +321,8 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// freeAddress returns an address of which nobody has the port just now: it is below those that
-// systems hand out, to a dial's own end for instance, before a server has it.
+// freeAddress returns an address whose port nobody uses at the moment. The port is below those that
+// systems assign, for instance to the dialing end of a connection, before the server has it.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	for range 100 {
@@ -335,7 +336,7 @@ func freeAddress(t *testing.T) string {
 	return ""
 }
 
-// until gets a page, once it is there.
+// until gets a page, once it exists.
 func until(t *testing.T, url string) (body []byte) {
 	t.Helper()
 	var failed error

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestPrometheus has prometheus scrape two exporters, of which one is plain.
+// TestPrometheus runs prometheus, which scrapes two exporters, one of them plain.
 func TestPrometheus(t *testing.T) {
 	file := others(t, san, "prometheus")
 	_, exporter := begin(t, own(t, san, "web"))

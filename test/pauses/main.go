@@ -1,11 +1,11 @@
-// Pauses has a test run with pauses at random between the statements of packages: orders of events that
-// else take a loaded machine and weeks. The packages' own files stay as they are; an overlay of
-// cmd/go has the others.
+// Pauses makes a test run with random pauses between the statements of packages. That produces orders of
+// events that otherwise occur only on a loaded machine, after weeks. The packages' own files are not
+// changed; an overlay for the go command has the changed ones.
 //
 //	go run ./test/pauses -o DIR -in 500 -most 3ms ./sanconn ./session
 //	go test -overlay DIR/overlay.json ./sanconn -run TestStress
 //
-// Tests of times and of allocations, and those in bubbles of testing/synctest, fail by the pauses themselves.
+// Tests of times and of allocations, and those in bubbles of testing/synctest, fail because of the pauses.
 package main
 
 import (
@@ -25,7 +25,7 @@ import (
 
 const (
 	call = "pausesBefore(); "
-	file = "pauses.go" // what has the function, beside the package's files
+	file = "pauses.go" // has the function; it is added to the package's files
 )
 
 const function = `package %s
@@ -57,7 +57,7 @@ func main() {
 	}
 }
 
-// overlay writes the overlay of packages.
+// overlay writes the overlay of the packages.
 func overlay(out string, in int, most time.Duration, dirs []string) error {
 	out, err := filepath.Abs(out)
 	if err != nil {
@@ -98,7 +98,7 @@ func overlay(out string, in int, most time.Duration, dirs []string) error {
 	return os.WriteFile(filepath.Join(out, "overlay.json"), text, 0o600)
 }
 
-// planted returns a file with a call before each statement of a block.
+// planted returns a file with a call before each statement of its blocks.
 func planted(name string) ([]byte, error) {
 	text, err := os.ReadFile(name)
 	if err != nil {
@@ -122,7 +122,7 @@ func planted(name string) ([]byte, error) {
 		}
 		for _, s := range block {
 			switch s.(type) {
-			case *ast.CaseClause, *ast.CommClause: // of a switch's or a select's block
+			case *ast.CaseClause, *ast.CommClause: // these are in the block of a switch or a select
 			default:
 				at = append(at, files.Position(s.Pos()).Offset)
 			}

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sessions that lead to no connection are bounded as TCP's connections are, by descriptors.
+// Sessions that lead to no connection are bounded by descriptors, as TCP's connections are.
 func TestSessionsBeyondDescriptors(t *testing.T) {
 	const files = 256
 	r := lay(t, spec{limit: map[int]uint64{unix.RLIMIT_NOFILE: files}})
@@ -15,14 +15,14 @@ func TestSessionsBeyondDescriptors(t *testing.T) {
 	r.siege(bounds{descriptors: files / 4, memory: 16 << 20, space: 64 << 30})
 }
 
-// Dialers that do not negotiate keep nobody else from a connection.
+// Dialers that do not negotiate keep nobody else from connecting.
 func TestSilentDialers(t *testing.T) {
 	r := lay(t, spec{})
 	r.attack("silent", 256)
 	r.siege(bounds{descriptors: 4, memory: 16 << 20, space: 8 << 30, cpu: asTCP})
 }
 
-// Links without connections take a part of the descriptors.
+// Links without connections can take only a part of the descriptors.
 func TestIdleLinks(t *testing.T) {
 	const files = 1024
 	r := lay(t, spec{limit: map[int]uint64{unix.RLIMIT_NOFILE: files}})
@@ -30,7 +30,7 @@ func TestIdleLinks(t *testing.T) {
 	r.siege(bounds{descriptors: files / 4, memory: 16 << 20, space: 128 << 30})
 }
 
-// They take a part of the addresses, where those are limited.
+// They can take only a part of the address space, if that is limited.
 func TestIdleLinksAndFewAddresses(t *testing.T) {
 	const space = 8 << 30
 	r := lay(t, spec{limit: map[int]uint64{unix.RLIMIT_AS: space}})
@@ -38,31 +38,31 @@ func TestIdleLinksAndFewAddresses(t *testing.T) {
 	r.siege(bounds{descriptors: 64 * 4, memory: 16 << 20, space: space / 4})
 }
 
-// Sockets whose close waits hold neither threads nor the listener's Close.
+// Sockets whose close waits block neither threads nor the listener's Close.
 func TestSocketsThatLinger(t *testing.T) {
 	r := lay(t, spec{})
 	r.attack("linger", 30)
 	r.siege(bounds{descriptors: 30 * 8, space: 30 << 28})
 	r.victim.tell("close")
 	var took time.Duration
-	if r.victim.hear("closed", &took); took > 10*time.Second { // they linger for an hour
+	if r.victim.hear("closed", &took); took > 10*time.Second { // the sockets linger for an hour
 		t.Errorf("the listener's Close took %v", took)
 	}
 }
 
-// What piles up behind them to be closed is bounded by the part of the descriptors that is all
-// users': the victim can open and accept. New dialers may have to stay on TCP.
+// Descriptors that wait to be closed after such sockets are bounded by the part of the descriptors that
+// is for all users: the victim can still open and accept. New dialers may have to stay on TCP.
 func TestHangingUpBehindSocketsThatLinger(t *testing.T) {
-	const files, late = 1024, 64 // that were on their way
+	const files, late = 1024, 64 // descriptors that were in transit
 	r := lay(t, spec{limit: map[int]uint64{unix.RLIMIT_NOFILE: files}})
 	r.attack("closers", 24)
 	r.siege(bounds{descriptors: files/2 + late, space: 24 << 28, cpu: asTCP})
 }
 
-// A link ends at its first message that has more descriptors than any of the protocol, and of
-// these no more come than that.
+// A link ends at the first message that has more descriptors than the protocol allows. Of these, no more
+// are received than it allows.
 func TestMessagesFullOfDescriptors(t *testing.T) {
-	const links, descriptors = 31, 6 // a link's own, and a message's
+	const links, descriptors = 31, 6 // descriptors of a link, and of a message
 	r := lay(t, spec{limit: map[int]uint64{unix.RLIMIT_NOFILE: 1024}})
 	outlived := 0
 	if r.attack("stuffed", links).hear("outlived", &outlived); outlived > 0 {
@@ -71,7 +71,7 @@ func TestMessagesFullOfDescriptors(t *testing.T) {
 	r.siege(bounds{descriptors: links * descriptors, memory: 16 << 20, space: links << 28, cpu: asTCP})
 }
 
-// Connects of which nothing comes leave nothing behind.
+// Connects without a further message leave nothing behind.
 func TestConnectsInVain(t *testing.T) {
 	const links = 60
 	r := lay(t, spec{})
@@ -79,7 +79,7 @@ func TestConnectsInVain(t *testing.T) {
 	r.siege(bounds{descriptors: links * 5, memory: links << 16, space: links << 28})
 }
 
-// A flood of sockets at the rendezvous keeps nobody from the listener.
+// A flood of connections to the listener's unix socket keeps nobody else from the listener.
 func TestHalfOpenFlood(t *testing.T) {
 	r := lay(t, spec{})
 	r.attack("halfopen", 2000)

@@ -17,24 +17,24 @@ import (
 	"github.com/sanconn/san/test/siege/internal/rawshm"
 )
 
-// Attacks go on for as long as the test measures, each at a pace of its own by which it leaves the
-// processors to those who are attacked: what an attack costs these is to be seen, and not what an
-// idle loop does. No event is waited for there.
+// Attacks go on for as long as the test measures. Each has its own pace, which leaves processor time to
+// the victim and the bystander: the test is about what an attack costs these, and not about an idle
+// loop. The attackers' sleeps are no waits for events.
 
-// attacker is what an attacker knows.
+// attacker is what an attacker has.
 type attacker struct {
 	*roleIO
-	to netip.AddrPort // the victim
+	to netip.AddrPort // the victim's address
 
 	tcp []*net.TCPConn // of the connections that it has moved
 }
 
-// stands says that the attack stands.
+// stands reports that the attack has begun.
 func (a *attacker) stands(what string, args ...any) {
 	a.say("stands", fmt.Sprintf(what, args...))
 }
 
-// attackRole makes a role of an attack, whose settings are of type A.
+// attackRole makes a role from an attack, whose settings are of type A.
 func attackRole[A any](attack func(a *attacker, args A) error) func(*roleIO) error {
 	return func(r *roleIO) error {
 		var common attackArgs
@@ -57,7 +57,7 @@ func attackRole[A any](attack func(a *attacker, args A) error) func(*roleIO) err
 	}
 }
 
-// link makes a link as it should be.
+// link makes a link according to the protocol.
 func (a *attacker) link() (*rawshm.Conduit, error) {
 	bell, err := rawshm.NewDoorbell()
 	if err != nil {
@@ -67,7 +67,7 @@ func (a *attacker) link() (*rawshm.Conduit, error) {
 	return rawshm.Open(a.to.Port(), bell)
 }
 
-// connect makes a TCP connection, and moves it, which then has the mode as its first byte.
+// connect makes a TCP connection, and moves it. The first byte on it is the mode.
 func (a *attacker) connect(l *rawshm.Conduit, slot int, mode byte) (*rawshm.Conn, error) {
 	d, err := net.Dial("tcp", a.to.String())
 	if err != nil {
@@ -122,7 +122,7 @@ func (a *attacker) move(l *rawshm.Conduit, c *rawshm.Conn, slot int, tcp *net.TC
 	return false, err
 }
 
-// untilDone waits until the victim is done with a connection.
+// untilDone waits until the victim no longer uses a connection.
 func untilDone(c *rawshm.Conn, limit time.Duration) error {
 	return testenv.Await(limit, func() error {
 		if !c.Done() {
@@ -132,7 +132,7 @@ func untilDone(c *rawshm.Conn, limit time.Duration) error {
 	})
 }
 
-// untilFull waits until the victim waits for room to send more.
+// untilFull waits until the victim waits for room to send.
 func untilFull(c *rawshm.Conn) error {
 	return testenv.Await(patience/2, func() error {
 		if !c.WantsRoom() {
@@ -142,7 +142,7 @@ func untilFull(c *rawshm.Conn) error {
 	})
 }
 
-// many makes up to n connections on one link, as far as the victim lets it.
+// many makes up to n connections on one link, as many as the victim accepts.
 func (a *attacker) many(n int, mode byte) (l *rawshm.Conduit, conns []*rawshm.Conn, err error) {
 	if l, err = a.link(); err != nil {
 		return nil, nil, err
@@ -179,7 +179,7 @@ func init() {
 	roles["squat"] = attackRole(squatRole)
 }
 
-// peerRole keeps to the protocol.
+// peerRole follows the protocol.
 func peerRole(a *attacker, _ struct{}) error {
 	l, err := a.link()
 	if err != nil {
@@ -218,7 +218,8 @@ func peerRole(a *attacker, _ struct{}) error {
 	return nil
 }
 
-// bellsRole passes as its doorbell what blocks or fails those who ring it, and has it rung.
+// bellsRole passes, as its doorbell, descriptors that block or fail those who ring, and makes the victim
+// ring them.
 func bellsRole(a *attacker, _ struct{}) error {
 	bells, err := badBells()
 	if err != nil {
@@ -229,7 +230,7 @@ func bellsRole(a *attacker, _ struct{}) error {
 	for _, bell := range bells {
 		l, err := rawshm.Open(a.to.Port(), bell)
 		if err != nil {
-			continue // refused
+			continue // the victim has refused it
 		}
 		c, err := a.connect(l, 0, modeEcho)
 		if err != nil {
@@ -252,7 +253,7 @@ func bellsRole(a *attacker, _ struct{}) error {
 	return nil
 }
 
-// badBells returns what is not a doorbell, or was one.
+// badBells returns descriptors that are not doorbells, or were doorbells before they were spoiled.
 func badBells() (fds []int, err error) {
 	blocking := func(fd int) int {
 		unix.SetNonblock(fd, false)
@@ -293,7 +294,7 @@ func badBells() (fds []int, err error) {
 	emptied := blocking(event)
 	unix.SetNonblock(event, true)
 	var b [8]byte
-	for err == nil { // it is a semaphore no more once it is spoiled by many writes
+	for err == nil { // many writes spoil it, so that it is no semaphore any more
 		_, err = unix.Write(event, b[:])
 		if err == nil {
 			break
@@ -314,7 +315,8 @@ func badBells() (fds []int, err error) {
 	return []int{fill(pipe[1]), pipe[0], fill(stream[0]), fill(packets[0]), blocking(emptied), timer, epoll, fill(int(file.Fd()))}, nil
 }
 
-// crowdRole negotiates as many sessions as it is let, on as many links, and proposes nothing.
+// crowdRole negotiates as many sessions as possible, on as many links as possible, and proposes nothing
+// on them.
 func crowdRole(a *attacker, most int) error {
 	total, links := 0, 0
 	for ; total < most; links++ {
@@ -338,7 +340,7 @@ func crowdRole(a *attacker, most int) error {
 	return nil
 }
 
-// unreadRole fills rings with the smallest messages, which the victim does not read.
+// unreadRole fills rings with the smallest messages, which the victim's program does not read.
 func unreadRole(a *attacker, conns int) error {
 	_, all, err := a.many(conns, modeHold)
 	if err != nil {
@@ -357,8 +359,8 @@ func unreadRole(a *attacker, conns int) error {
 		}
 		return put
 	}
-	// The victim's idle poller takes what it has room for, at its pace: the rings are full once
-	// it has taken nothing for a while.
+	// The victim's idle poller takes messages while it has room for them, at its own pace: the rings are
+	// full once it has taken nothing for a while.
 	const looks, most, apart = 25, 1000, 20 * time.Millisecond
 	for quiet, n := 0, 0; quiet < looks; quiet++ {
 		if fill() > 0 {
@@ -380,7 +382,7 @@ func unreadRole(a *attacker, conns int) error {
 	return nil
 }
 
-// greedyRole has the victim send without end, and reads nothing of it.
+// greedyRole makes the victim send without end, and reads nothing of it.
 func greedyRole(a *attacker, conns int) error {
 	_, all, err := a.many(conns, modeSend)
 	if err != nil {
@@ -391,7 +393,7 @@ func greedyRole(a *attacker, conns int) error {
 	return nil
 }
 
-// silentRole holds connections that do not negotiate: each time that one is ended, another.
+// silentRole holds connections that do not negotiate. When one is ended, it makes another.
 func silentRole(a *attacker, want int) error {
 	l, err := a.link()
 	if err != nil {
@@ -431,7 +433,7 @@ func silentRole(a *attacker, want int) error {
 	return nil
 }
 
-// idleRole makes links, and nothing on them.
+// idleRole makes links without connections.
 func idleRole(a *attacker, want int) error {
 	n := 0
 	for ; n < want; n++ {
@@ -446,9 +448,9 @@ func idleRole(a *attacker, want int) error {
 	return nil
 }
 
-// lingerRole passes sockets whose last close waits until their data has gone, which it
-// never has: in a handshake, and later. The victim's close is the last where the attacker's
-// was faster, as one that returns at once was.
+// lingerRole passes sockets whose last close waits until their data is sent, which never happens: in a
+// handshake, and later. The attacker must close its own descriptor first, so that the victim's close is
+// the last one; if the attacker's own close lingers, it was the last.
 func lingerRole(a *attacker, want int) error {
 	passed, err := a.passLingering(want)
 	if err != nil {
@@ -459,7 +461,7 @@ func lingerRole(a *attacker, want int) error {
 	return nil
 }
 
-// passLingering returns how many it has passed.
+// passLingering passes up to want sockets, and returns how many it has passed.
 func (a *attacker) passLingering(want int) (int32, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -496,13 +498,13 @@ func (a *attacker) passLingering(want int) (int32, error) {
 		}()
 		select {
 		case <-done:
-		case <-time.After(10 * time.Millisecond): // it lingers here
+		case <-time.After(10 * time.Millisecond): // this close lingers, so it is the last
 		}
 	}
 	return passed.Load(), nil
 }
 
-// lingering returns a connected socket with data that nobody reads, and SO_LINGER.
+// lingering returns a connected socket with data that nobody reads, and with SO_LINGER.
 func lingering(to netip.AddrPort) (int, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -524,7 +526,7 @@ func lingering(to netip.AddrPort) (int, error) {
 	return fd, unix.SetNonblock(fd, false)
 }
 
-// deafRole connects again and again, for nothing, and reads no refusal.
+// deafRole requests connections again and again, without using them, and reads no refusal.
 func deafRole(a *attacker, links int) error {
 	n := 0
 	for ; n < links; n++ {
@@ -532,7 +534,7 @@ func deafRole(a *attacker, links int) error {
 		if err != nil {
 			break
 		}
-		// None of many connects leads to anything, and no refusal is read.
+		// None of the connects is used, and no refusal is read.
 		c := l.Conn(0)
 		for range 100 {
 			if err := l.Ask(0); err != nil {
@@ -540,7 +542,7 @@ func deafRole(a *attacker, links int) error {
 			}
 			c.SetState(rawshm.StateAborted)
 			if untilDone(c, 2*time.Millisecond) != nil {
-				break // it waits for room
+				break // the victim waits for room
 			}
 			c.Reset()
 		}
@@ -550,8 +552,7 @@ func deafRole(a *attacker, links int) error {
 	return nil
 }
 
-// waitRole has the victim wait in Reads and Writes, with bytes that come one by one, and
-// room that does.
+// waitRole makes the victim wait in Reads and Writes, by sending bytes and freeing room bit by bit.
 func waitRole(a *attacker, conns int) error {
 	_, all, err := a.many(conns, modeWait)
 	if err != nil {
@@ -567,7 +568,7 @@ func waitRole(a *attacker, conns int) error {
 				case 1:
 					c.Put(rawshm.SessionMessage(rawshm.Data, ""))
 				}
-				if i%100 == 0 { // less room than the victim needs, and for the answers
+				if i%100 == 0 { // less room than the victim waits for, and room for the answers
 					c.Put(rawshm.SessionMessage(rawshm.PingM, ""))
 					for m, err := c.Get(0); err == nil && m[0] != rawshm.Data; {
 						m, err = c.Get(0)
@@ -582,7 +583,7 @@ func waitRole(a *attacker, conns int) error {
 	return nil
 }
 
-// kickRole shows the victim news of many connections, all the time, and there are none.
+// kickRole reports news of many connections to the victim, all the time, when there are none.
 func kickRole(a *attacker, conns int) error {
 	l, all, err := a.many(conns, modeHold)
 	if err != nil {
@@ -601,7 +602,7 @@ func kickRole(a *attacker, conns int) error {
 	return nil
 }
 
-// halfOpenRole keeps connecting to the rendezvous, and says nothing there.
+// halfOpenRole connects to the victim's unix sockets again and again, and sends nothing.
 func halfOpenRole(a *attacker, most int) error {
 	var sockets []int
 	pass := func() {
@@ -629,7 +630,7 @@ func halfOpenRole(a *attacker, most int) error {
 	return nil
 }
 
-// inboxRole asks for memory to write to, on every connection, and says what it was told.
+// inboxRole requests memory to write to, on each connection, and reports the answers.
 func inboxRole(a *attacker, conns int) error {
 	_, all, err := a.many(conns, modeHold)
 	if err != nil {
@@ -653,7 +654,7 @@ func inboxRole(a *attacker, conns int) error {
 	return nil
 }
 
-// squatRole takes names of the victim's port, and answers nobody by them.
+// squatRole takes names of the victim's port, and answers nobody who connects to them.
 func squatRole(a *attacker, most int) error {
 	n := 0
 	for ; n < most; n++ {

@@ -8,19 +8,19 @@ import (
 	"github.com/sanconn/san/internal/testenv"
 )
 
-// asTCP is how much processor time an attacker's can cost the victim, where the victim has
-// something to do for it: over TCP receiving a small packet costs the receiver several times
-// what it costs the sender.
+// asTCP is how much processor time one unit of an attacker's may cost the victim, if the victim has some
+// work to do for it. Over TCP, too, receiving a small packet costs the receiver several times what
+// sending it costs the sender.
 const asTCP = 3
 
-// A peer made from docs/PROTOCOL.md alone is served.
+// A peer that was written from docs/PROTOCOL.md only is served.
 func TestPeerFromTheDocument(t *testing.T) {
 	r := lay(t, spec{})
 	r.attack("peer", struct{}{})
 	r.siege(bounds{})
 }
 
-// Names of the victim's port that another user takes keep nobody from finding it.
+// Names of the victim's port that another user takes keep nobody from finding the victim.
 func TestNamesOfAnotherUser(t *testing.T) {
 	r := lay(t, spec{})
 	for range 3 {
@@ -41,16 +41,16 @@ func TestDoorbellsThatBlock(t *testing.T) {
 	r.siege(bounds{connections: 8, descriptors: 8 * 5, space: 8 << 27, cpu: asTCP})
 }
 
-// Small messages that nobody reads cost a bounded part of the ring's memory.
+// Small messages that nobody reads cost a bounded part of the memory for rings.
 func TestUnreadMessages(t *testing.T) {
-	const conns, ring, budget = 64, 4 << 20, 256 << 20 // the answers, unread as well, take of the budget
+	const conns, ring, budget = 64, 4 << 20, 256 << 20 // the answers, which are unread as well, are charged to the budget
 	r := lay(t, spec{})
 	r.attack("unread", conns)
 	r.settle()
 	r.siege(bounds{connections: conns, descriptors: conns, memory: conns * ring / 2, shared: conns*ring + budget, space: 8 << 30, cpu: asTCP})
 }
 
-// What the victim sends to a user who does not read takes half of what there is for rings.
+// What the victim sends to a user who does not read takes at most half of the memory for rings.
 func TestUnreadRings(t *testing.T) {
 	const conns, start, half = 128, 64 << 10, 256 << 20
 	r := lay(t, spec{})
@@ -58,9 +58,9 @@ func TestUnreadRings(t *testing.T) {
 	r.siege(bounds{connections: conns, descriptors: conns, memory: conns << 17, shared: conns*start + half, space: 8 << 30})
 }
 
-// Nothing that the victim has written for a link is left when that has ended, though its peer
-// keeps the descriptors. What it has closed and the peer has not read counts in the rings'
-// budget until the peer's process has ended: so the next one finds as much.
+// When a link has ended, none of the memory that the victim has written for it is left, although its
+// peer keeps the descriptors. If the victim has closed connections that the peer has not read, their
+// memory is charged to the budget until the peer's process has ended: so the next attacker gets as much.
 func TestMemoryThatIsKept(t *testing.T) {
 	const links, conns, start, half = 2, 40, 64 << 10, 256 << 20
 	r := lay(t, spec{})
@@ -105,14 +105,14 @@ func TestDeadlines(t *testing.T) {
 		}
 		return nil
 	})
-	if v.Late > v.Overslept+500*time.Millisecond { // of many, as a machine that is busy stops some
+	if v.Late > v.Overslept+500*time.Millisecond { // the median of many, because a busy machine stops some
 		t.Errorf("operations end %v after their deadlines, where sleeps take %v too long", v.Late, v.Overslept)
 	}
 }
 
-// News that are none cost the victim some of what showing them costs the attacker: that is
-// two stores, and looking what there is takes ten times as long; beside other work up to 24 times
-// have been measured.
+// False news cost the victim a multiple of what they cost the attacker: the attacker makes two stores,
+// and the victim's look at what there is takes ten times as long. On a busy machine up to 24 times have
+// been measured.
 func TestKicks(t *testing.T) {
 	const conns = 512
 	r := lay(t, spec{})
@@ -120,7 +120,7 @@ func TestKicks(t *testing.T) {
 	r.siege(bounds{connections: conns, descriptors: conns + 4, memory: 64 << 20, space: 16 << 30, cpu: 24})
 }
 
-// On shared memory nobody gets memory to write to, or is told an address of it.
+// On shared memory nobody gets memory to write to, or learns an address of it.
 func TestInboxesOnARing(t *testing.T) {
 	const conns = 64
 	r := lay(t, spec{})

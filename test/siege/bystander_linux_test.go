@@ -14,14 +14,14 @@ import (
 
 func init() { roles["bystander"] = bystanderRole }
 
-// experience is what the bystander met in a phase.
+// experience is what the bystander has met in one phase.
 type experience struct {
-	Dials     map[string]int // that succeeded, by provider; by net: "plain"
-	Fallbacks map[string]int // reasons of connections that stayed on TCP
+	Dials     map[string]int // dials that succeeded, by provider; those by net are "plain"
+	Fallbacks map[string]int // connections that stayed on TCP, by reason
 	Echoes    int
 	Rounds    int
 	Failed    []string      // what went wrong
-	Failures  int           // how often
+	Failures  int           // how many things went wrong
 	Dial      time.Duration // the median
 	Echo      time.Duration // the median
 }
@@ -33,8 +33,7 @@ func (e *experience) fail(format string, args ...any) {
 	}
 }
 
-// bystanderRole is a well-behaved client of another user. A command is for how long it goes
-// on.
+// bystanderRole is a well-behaved client of another user. Each command is the duration of a phase.
 func bystanderRole(r *roleIO) error {
 	var address string
 	if err := r.args(&address); err != nil {
@@ -58,8 +57,8 @@ func bystanderRole(r *roleIO) error {
 	}
 }
 
-// clientPhase dials, echoes and closes, by san and by net in turn, and echoes on a
-// connection that it keeps.
+// clientPhase dials, echoes and closes, by san and by net alternately, and echoes on a connection that
+// it keeps.
 func clientPhase(address string, kept net.Conn, limit time.Duration) *experience {
 	e := &experience{Dials: map[string]int{}, Fallbacks: map[string]int{}}
 	var dials, echoes []time.Duration
@@ -89,10 +88,10 @@ func clientPhase(address string, kept net.Conn, limit time.Duration) *experience
 	return e
 }
 
-// dialMoved dials, and waits until the connection has moved, or does not.
+// dialMoved dials, and waits until the connection has moved, or will not move.
 func dialMoved(network, address string) (net.Conn, error) {
 	var d san.Dialer
-	d.Options.AttemptTimeout = 8 * time.Second // a machine that is busy stops processes for seconds; whoever hangs still shows
+	d.Options.AttemptTimeout = 8 * time.Second // a busy machine stops processes for seconds; a dial that hangs still shows
 	d.Options.MoveAtOnce = true
 	return dialMovedBy(&d, network, address)
 }
@@ -111,7 +110,7 @@ func dialMovedBy(d *san.Dialer, network, address string) (net.Conn, error) {
 	return c, nil
 }
 
-// visit makes a connection for one echo. It returns its provider.
+// visit makes a connection for one echo, and returns its provider.
 func visit(e *experience, address string, dial func(network, address string) (net.Conn, error)) string {
 	c, err := dial("tcp", address)
 	if err != nil {
@@ -132,7 +131,7 @@ func visit(e *experience, address string, dial func(network, address string) (ne
 	return info.Provider
 }
 
-// echoOnce sends a message that no other is like, and has it back.
+// echoOnce sends a message that differs from all others, and reads it back.
 func echoOnce(c net.Conn, number int) error {
 	var sent, got [64]byte
 	for i := 0; i < len(sent); i += 8 {

@@ -8,16 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// call is a system call to forbid.
+// call is a system call that is to fail.
 type call struct {
 	Number uint32
-	Arg    int    // which argument tells it from other calls of this number; -1: none does
-	Value  uint32 // of that argument's low half
-	Errno  uint32 // that it fails with
+	Arg    int    // the argument that distinguishes it from other calls of this number; -1: none
+	Value  uint32 // the low half of that argument
+	Errno  uint32 // the error that it returns
 }
 
-// calls are the system calls that shared memory needs, but for those without which there is
-// no TCP either.
+// calls are the system calls that shared memory needs, without those that TCP needs as well.
 var calls = map[string]call{
 	"memfd_create":            {Number: unix.SYS_MEMFD_CREATE, Arg: -1},
 	"ftruncate":               {Number: unix.SYS_FTRUNCATE, Arg: -1},
@@ -52,7 +51,7 @@ var calls = map[string]call{
 	"getsockopt NETNS_COOKIE": {Number: unix.SYS_GETSOCKOPT, Arg: 2, Value: unix.SO_NETNS_COOKIE},
 }
 
-// forbid has a system call fail from now on, in all threads.
+// forbid makes a system call fail from now on, in all threads.
 func forbid(c call) error {
 	const nr, args = 0, 16                                      // offsets in struct seccomp_data
 	low := func(arg int) uint32 { return uint32(args + 8*arg) } // little endian

@@ -22,23 +22,24 @@ import (
 
 func init() { roles["confined"] = confinedRole }
 
-// confinedArgs are what a confined process may not do, and whom it dials.
+// confinedArgs are the limits of a confined process, and the address that it dials.
 type confinedArgs struct {
 	Address string
-	Forbid  call           // Number 0: none
+	Forbid  call           // Number 0: no call
 	Limits  map[int]uint64 // by RLIMIT_…
 	Space   uint64         // RLIMIT_AS, in bytes beyond what is in use
 	Files   uint64         // RLIMIT_NOFILE, beyond what is in use
 }
 
-// confinedRole dials, then listens for one connection, within its limits. It prints how each
-// of the two went.
+// confinedRole dials, and then listens for one connection, within its limits. It prints the result of
+// each.
 func confinedRole(r *roleIO) error {
 	var args confinedArgs
 	if err := r.args(&args); err != nil {
 		return err
 	}
-	// What Go's runtime makes once is made before: confinement is not to hit that.
+	// Objects that Go's runtime creates only once are created before, so that the limits do not affect
+	// them.
 	if warm, err := net.Listen("tcp4", "127.0.0.1:0"); err == nil {
 		go net.Dial("tcp4", warm.Addr().String())
 		warm.Accept()
@@ -48,8 +49,8 @@ func confinedRole(r *roleIO) error {
 		return err
 	}
 	r.say("dialed", dialConfined(args.Address))
-	// An address of its own: that nobody was found at another one's, with the same port, is remembered for a
-	// second.
+	// Each process has its own address, because a failed search for the process at an address is
+	// remembered for a second.
 	pid := os.Getpid()
 	ln, err := san.Listen("tcp4", fmt.Sprintf("127.%d.%d.%d:0", 1+pid>>16&0x7f, pid>>8&0xff, pid&0xff))
 	if err != nil {
@@ -112,10 +113,10 @@ func (a *confinedArgs) confine() error {
 	return nil
 }
 
-// dialConfined dials and echoes. It returns the provider, and why it is TCP, or the error.
+// dialConfined dials and echoes. It returns the provider, with the reason if that is TCP, or the error.
 func dialConfined(address string) string {
 	var d san.Dialer
-	d.Options.AttemptTimeout = 8 * time.Second // on a machine that is busy; whoever hangs still shows
+	d.Options.AttemptTimeout = 8 * time.Second // for a busy machine; a dial that hangs still shows
 	d.Options.MoveAtOnce = true
 	c, err := dialMovedBy(&d, "tcp4", address)
 	if err != nil {
@@ -135,7 +136,7 @@ func dialConfined(address string) string {
 	return info.Provider + ": " + info.Fallback.String()
 }
 
-// echoServer echoes in this process, over shared memory and TCP.
+// echoServer echoes in this process, over shared memory and over TCP.
 func echoServer(t *testing.T) (address string) {
 	t.Helper()
 	var lc san.ListenConfig
@@ -160,8 +161,8 @@ func echoServer(t *testing.T) (address string) {
 	return ln.Addr().String()
 }
 
-// confined runs a process in confinement, and returns how its dial of this one went, and how
-// this one's dial of it did.
+// confined runs a process within limits. It returns the result of its dial to this process, and of this
+// process's dial to it.
 func confined(t *testing.T, args confinedArgs) (there, here string) {
 	t.Helper()
 	p := start(t, spec{role: "confined", args: args})
@@ -171,7 +172,7 @@ func confined(t *testing.T, args confinedArgs) (there, here string) {
 	if p.hear("listening", &at); strings.HasPrefix(at, "error") {
 		return there, at
 	}
-	if here = dialConfined(at); strings.HasSuffix(here, "stays on TCP") { // which does not tell why
+	if here = dialConfined(at); strings.HasSuffix(here, "stays on TCP") { // this end does not know why
 		var why string
 		p.hear("accepted", &why)
 		here += ", at the acceptor " + why
@@ -179,14 +180,13 @@ func confined(t *testing.T, args confinedArgs) (there, here string) {
 	return there, here
 }
 
-// What a connection may become of: by shared memory without the mechanism, or by TCP for a
-// reason that tells.
+// Possible results for a connection: on shared memory without the mechanism, or on TCP with a reason.
 var (
 	asBefore = []string{"shm"}
 	without  = []string{"shm", "tcp: permission", "tcp: no provider", "tcp: resources", "tcp: no SAN listener", "tcp: stays on TCP, at the acceptor permission", "tcp: stays on TCP, at the acceptor no provider"}
 )
 
-// Whatever system call is forbidden, and however it fails, dials succeed.
+// Whatever system call is forbidden, and with whatever error it fails, dials succeed.
 func TestForbiddenSystemCalls(t *testing.T) {
 	address := echoServer(t)
 	var mu sync.Mutex
@@ -195,12 +195,12 @@ func TestForbiddenSystemCalls(t *testing.T) {
 		for name, c := range calls {
 			errnos := []syscall.Errno{syscall.EPERM, syscall.ENOSYS}
 			switch {
-			case c.Number == unix.SYS_SOCKET: // systemd's RestrictAddressFamilies; a kernel without sock_diag
+			case c.Number == unix.SYS_SOCKET: // as with systemd's RestrictAddressFamilies, or a kernel without sock_diag
 				errnos = append(errnos, syscall.EAFNOSUPPORT, syscall.EPROTONOSUPPORT)
-			case c.Number == unix.SYS_GETSOCKOPT: // gVisor
+			case c.Number == unix.SYS_GETSOCKOPT: // as on gVisor
 				errnos = append(errnos, syscall.ENOPROTOOPT)
 			case name == "fcntl F_ADD_SEALS":
-				errnos = append(errnos, syscall.EINVAL) // a kernel that does not know one of them
+				errnos = append(errnos, syscall.EINVAL) // as on a kernel that does not know one of the flags
 			}
 			for _, errno := range errnos {
 				t.Run(fmt.Sprintf("%s %v", name, errno), func(t *testing.T) {
@@ -232,7 +232,7 @@ func TestForbiddenSystemCalls(t *testing.T) {
 	}
 }
 
-// Under whatever resource limit, dials succeed, or fail as those of TCP do.
+// With any resource limit, dials succeed, or fail where TCP's do, too.
 func TestResourceLimits(t *testing.T) {
 	address := echoServer(t)
 	few := []string{"shm", "tcp: resources", "tcp: no SAN listener", "tcp: no provider", "descriptors"}
@@ -243,15 +243,15 @@ func TestResourceLimits(t *testing.T) {
 	}{
 		{"none", confinedArgs{}, asBefore, asBefore},
 		{"RLIMIT_MEMLOCK 0", confinedArgs{Limits: map[int]uint64{unix.RLIMIT_MEMLOCK: 0}}, asBefore, asBefore},
-		// Each end makes half of a segment, of 64 MiB.
+		// Each end makes half of a segment, which has 64 MiB.
 		{"RLIMIT_FSIZE 1 MiB", confinedArgs{Limits: map[int]uint64{unix.RLIMIT_FSIZE: 1 << 20}}, []string{"tcp: resources"}, []string{"tcp: resources"}},
 		{"RLIMIT_FSIZE 0", confinedArgs{Limits: map[int]uint64{unix.RLIMIT_FSIZE: 0}}, []string{"tcp: resources"}, []string{"tcp: resources"}},
-		// A segment takes 128 MiB.
+		// A segment takes 128 MiB of addresses.
 		{"RLIMIT_AS 100 MiB more", confinedArgs{Space: 100 << 20}, []string{"tcp: resources"}, []string{"tcp: resources"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tc.args.Address = address
-			t.Setenv("MALLOC_ARENA_MAX", "1") // glibc maps 128 MiB at times, and returns most of it
+			t.Setenv("MALLOC_ARENA_MAX", "1") // otherwise glibc sometimes maps 128 MiB, and returns most of it
 			there, here := confined(t, tc.args)
 			if !slices.Contains(tc.there, there) || !slices.Contains(tc.here, here) {
 				t.Errorf("it dials by %q, and is dialed by %q", there, here)
@@ -275,8 +275,9 @@ func TestResourceLimits(t *testing.T) {
 
 func init() { roles["confinedLater"] = confinedLaterRole }
 
-// confinedLaterRole dials, has a system call forbidden once the connection has moved, and echoes on. It
-// prints the provider before that, how the connection went on, and how another dial went.
+// confinedLaterRole dials. Once the connection has moved, it forbids itself a system call, and goes on
+// echoing. It prints the provider before that, the result on this connection, and the result of another
+// dial.
 func confinedLaterRole(r *roleIO) error {
 	var args confinedArgs
 	if err := r.args(&args); err != nil {
@@ -302,8 +303,8 @@ func confinedLaterRole(r *roleIO) error {
 	return nil
 }
 
-// echoOn echoes messages, and then a stream for which rings grow, to its end. It returns "ok" or the
-// error.
+// echoOn echoes messages, and then a stream that is long enough to make rings grow, to its end. It
+// returns "ok" or the error.
 func echoOn(c net.Conn) string {
 	for n := range 100 {
 		if err := echoOnce(c, n); err != nil {
@@ -323,8 +324,8 @@ func echoOn(c net.Conn) string {
 	return "ok"
 }
 
-// A process that forbids itself a system call once its connections have moved loses none of their bytes.
-// But without preadv2 it wakes its peers no more (docs/LIMITS.md).
+// If a process forbids itself a system call after its connections have moved, no byte of theirs is lost.
+// But without preadv2 it no longer wakes its peers (docs/LIMITS.md).
 func TestForbiddenBehindTheMove(t *testing.T) {
 	address := echoServer(t)
 	for name, c := range calls {

@@ -9,7 +9,7 @@ import (
 	"github.com/sanconn/san/test/siege/internal/rawshm"
 )
 
-// Attacks by the descriptors that are passed, and by those that are kept.
+// Attacks with descriptors that are passed, and with descriptors that are kept.
 
 func init() {
 	roles["closers"] = attackRole(closersRole)
@@ -17,8 +17,8 @@ func init() {
 	roles["keep"] = attackRole(keepRole)
 }
 
-// closersRole passes sockets that linger, more of them than threads close what it has passed,
-// and then connects, passes more and hangs up, without end.
+// closersRole passes more lingering sockets than there are threads that close what it has passed. Then
+// it connects, passes more, and hangs up, without end.
 func closersRole(a *attacker, want int) error {
 	passed, err := a.passLingering(want)
 	if err != nil {
@@ -33,7 +33,7 @@ func closersRole(a *attacker, want int) error {
 		for range 100 {
 			s, err := rawshm.Dial(a.to.Port())
 			if err != nil {
-				break // they are not accepted
+				break // the victim does not accept it
 			}
 			rawshm.Send(s, rawshm.Message{Kind: rawshm.Link, Number: rawshm.FirstSlots}, bell, bell)
 			unix.Close(s)
@@ -54,9 +54,9 @@ func closersRole(a *attacker, want int) error {
 	return nil
 }
 
-// stuffedRole sends messages with as many descriptors as the kernel passes on: the first ones of
-// links and later ones, on many links at once, again and again. It says how many links did not
-// end by the first of that.
+// stuffedRole sends messages with as many descriptors as the kernel can pass: as the first or a later
+// message of a link, on many links at the same time, again and again. It reports how many links did not
+// end at the first such message.
 func stuffedRole(a *attacker, links int) error {
 	const most = 253 // SCM_MAX_FD
 	bell, err := rawshm.NewDoorbell()
@@ -72,7 +72,7 @@ func stuffedRole(a *attacker, links int) error {
 		for i := range links {
 			l, m, err := a.stuffable(i)
 			if err != nil {
-				continue // there is no room
+				continue // there is no room for a link
 			}
 			defer l.Close()
 			if rawshm.Send(l.Socket, m, fds...) == nil {
@@ -98,7 +98,7 @@ func stuffedRole(a *attacker, links int) error {
 	return nil
 }
 
-// stuffable returns a link, and a message that is due there.
+// stuffable returns a link, and a message that is valid there at the moment.
 func (a *attacker) stuffable(i int) (l *rawshm.Conduit, m rawshm.Message, err error) {
 	switch i % 3 {
 	case 0:
@@ -112,15 +112,15 @@ func (a *attacker) stuffable(i int) (l *rawshm.Conduit, m rawshm.Message, err er
 	if l, err = a.link(); err != nil {
 		return nil, m, err
 	}
-	if err = l.Connect(0); err != nil { // one without a connection ends soon anyway
+	if err = l.Connect(0); err != nil { // a link without a connection would soon end anyway
 		l.Close()
 	}
 	return l, m, err
 }
 
-// serves reports whether the peer goes on behind a message that should have ended the link: a link
-// unless it hangs up instead of an answer, to that message or to a segment behind it, and a handshake
-// unless it does so before it leads to one.
+// serves reports whether the peer goes on after a message that should have ended the link. A link goes
+// on unless the peer hangs up instead of answering that message, or a segment after it. A handshake goes
+// on unless the peer hangs up before there is a link.
 func serves(l *rawshm.Conduit) bool {
 	if l.Slots() > 0 {
 		err := l.Extend()
@@ -137,18 +137,17 @@ func serves(l *rawshm.Conduit) bool {
 	}
 }
 
-// kept is how much memory the victim's halves of segments have, in bytes, that an attacker has
-// descriptors of.
+// kept is how much memory, in bytes, the victim's halves of segments have of which an attacker has
+// descriptors.
 type kept struct {
 	Ended  int64 // of links that have ended
-	Unread int64 // of one whose connections the victim has closed, which were not read
+	Unread int64 // of a link whose connections the victim has closed, and that were not read
 }
 
-// keepRole ends links whose rings the victim has filled, but keeps their descriptors. Then it
-// keeps a link, too, whose rings the victim has filled, and closed. When it is asked, it says
-// what it keeps.
+// keepRole ends links whose rings the victim has filled, but keeps their descriptors. Then it also keeps
+// a link whose rings the victim has filled and closed. On request it reports what it keeps.
 func keepRole(a *attacker, args [2]int) error {
-	links, last := args[0], args[1] // how many, and how many connections the last one has
+	links, last := args[0], args[1] // how many links, and how many connections the last link has
 	var ended []int
 	for range links {
 		l, conns, err := a.many(rawshm.FirstSlots, modeSend)
@@ -179,7 +178,7 @@ func keepRole(a *attacker, args [2]int) error {
 	return nil
 }
 
-// allocated is how much memory files have.
+// allocated returns how much memory files have.
 func allocated(fds []int) (n int64) {
 	for _, fd := range fds {
 		var st unix.Stat_t

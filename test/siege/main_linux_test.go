@@ -18,8 +18,8 @@ const (
 	envLimits = "SAN_SIEGE_LIMITS"
 )
 
-// roles are what the processes do. A role prints lines for its test, gets commands by lines,
-// and ends when standard input does.
+// roles are what the processes do. A role prints lines for its test, gets commands as lines, and ends
+// when standard input does.
 var roles = map[string]func(r *roleIO) error{}
 
 func TestMain(m *testing.M) {
@@ -42,11 +42,11 @@ func runRole(name string) error {
 		return execLimited(limits)
 	}
 	r := &roleIO{bufio.NewScanner(os.Stdin)}
-	r.command() // the test has started it
+	r.command() // the test has started the process
 	return role(r)
 }
 
-// execLimited starts the role again under limits, which it then has from its first moment on.
+// execLimited executes the role again under limits, so that it has them from its start.
 func execLimited(limits string) error {
 	var by map[int]uint64
 	if err := json.Unmarshal([]byte(limits), &by); err != nil {
@@ -64,7 +64,7 @@ func execLimited(limits string) error {
 // roleIO is a role's side of its test.
 type roleIO struct{ in *bufio.Scanner }
 
-// args decodes what the test gave to the role.
+// args decodes the settings that the test has given to the role.
 func (r *roleIO) args(to any) error { return json.Unmarshal([]byte(os.Getenv(envArgs)), to) }
 
 // say prints a line: a word, and a value in JSON.
@@ -84,7 +84,7 @@ func (r *roleIO) command() string {
 	return r.in.Text()
 }
 
-// untilEnd waits until the test has had enough.
+// untilEnd waits until the test closes standard input.
 func (r *roleIO) untilEnd() {
 	for r.in.Scan() {
 	}

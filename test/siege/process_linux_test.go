@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience bounds every wait for a process.
+// patience bounds each wait for a process.
 const patience = 30 * time.Second
 
-// Users that no system has. Nothing is theirs but their processes.
+// Users that no system has. They own nothing but their processes.
 const (
 	victimUser    = 64101
 	attackerUser  = 64102
@@ -33,14 +33,14 @@ type process struct {
 	name  string
 	cmd   *exec.Cmd
 	in    io.WriteCloser
-	lines chan string // closed at the process's end
+	lines chan string // closed when the process ends
 	once  sync.Once
 }
 
-// spec is how a role is started.
+// spec tells how to start a role.
 type spec struct {
 	role  string
-	user  uint32 // 0: this process's
+	user  uint32 // 0: this process's user
 	args  any
 	limit map[int]uint64 // by RLIMIT_…
 }
@@ -52,7 +52,7 @@ func start(t *testing.T, s spec) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Users of their own may not reach the directory of the test's binary.
+	// Other users may not be able to enter the directory of the test's binary.
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Dir = "/"
 	cmd.Env = append(os.Environ(), envRole+"="+s.role, envArgs+"="+string(args), "GOTRACEBACK=all")
@@ -102,7 +102,7 @@ func (p *process) kill() {
 	})
 }
 
-// yield gives way to all other processes from now on.
+// yield gives the process the lowest priority from now on.
 func (p *process) yield() {
 	p.t.Helper()
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", p.pid()))
@@ -111,7 +111,7 @@ func (p *process) yield() {
 	}
 	for _, task := range tasks {
 		if id, err := strconv.Atoi(task.Name()); err == nil {
-			unix.Setpriority(unix.PRIO_PROCESS, id, 19) // of a thread that has ended it fails
+			unix.Setpriority(unix.PRIO_PROCESS, id, 19) // it fails for a thread that has ended
 		}
 	}
 }
@@ -124,7 +124,7 @@ func (p *process) tell(command string) {
 	}
 }
 
-// hear waits for the line that begins with a word, and decodes what follows.
+// hear waits for the line that begins with a word, and decodes the rest of it.
 func (p *process) hear(word string, to any) {
 	p.t.Helper()
 	select {

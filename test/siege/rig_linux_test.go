@@ -16,7 +16,7 @@ import (
 func calmTime() time.Duration  { return time.Second }
 func siegeTime() time.Duration { return 2 * time.Second }
 
-// rig is a victim and its bystander, and what they were like before the attack.
+// rig is a victim and its bystander, with what was measured before the attack.
 type rig struct {
 	t         *testing.T
 	address   string
@@ -25,10 +25,10 @@ type rig struct {
 	calm      experience
 	before    usage
 	attackers []*process
-	cost      time.Duration // what a round of the bystander's costs the victim
+	cost      time.Duration // processor time that one round of the bystander costs the victim
 }
 
-// lay starts a victim and a bystander in a network namespace of their own.
+// lay starts a victim and a bystander in a new network namespace.
 func lay(t *testing.T, v spec) *rig {
 	t.Helper()
 	testenv.NeedSiege(t)
@@ -53,11 +53,11 @@ func lay(t *testing.T, v spec) *rig {
 	return r
 }
 
-// newNamespace puts the test's goroutine, and the processes that it starts, into a network
-// namespace with a loopback interface alone.
+// newNamespace puts the test's goroutine, and the processes that it starts, into a network namespace
+// that has only a loopback interface.
 func newNamespace(t *testing.T) {
 	t.Helper()
-	runtime.LockOSThread() // for good: the thread ends with the goroutine
+	runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func newNamespace(t *testing.T) {
 	}
 }
 
-// meet has the bystander go on for a while.
+// meet lets the bystander run for a time.
 func (r *rig) meet(d time.Duration) (e experience) {
 	r.t.Helper()
 	r.bystander.tell(d.String())
@@ -78,7 +78,7 @@ func (r *rig) meet(d time.Duration) (e experience) {
 	return e
 }
 
-// report returns what the victim knows of itself.
+// report returns the victim's own report.
 func (r *rig) report() (v victimReport) {
 	r.t.Helper()
 	r.victim.tell("report")
@@ -86,7 +86,7 @@ func (r *rig) report() (v victimReport) {
 	return v
 }
 
-// attack starts an attacker, and returns when its attack stands.
+// attack starts an attacker, and returns when its attack has begun.
 func (r *rig) attack(role string, args any) *process {
 	r.t.Helper()
 	b, err := json.Marshal(args)
@@ -96,33 +96,32 @@ func (r *rig) attack(role string, args any) *process {
 	p := start(r.t, spec{role: role, user: attackerUser, args: attackArgs{r.address, string(b)}})
 	var what string
 	p.hear("stands", &what)
-	// The processor time that an attacker burns by itself is the scheduler's to share out.
-	// This leaves what it has its victim do.
+	// How processor time is shared with an attacker that burns it is up to the scheduler. With the
+	// lowest priority, only what it makes the victim do remains.
 	p.yield()
 	r.t.Logf("attack: %s", what)
 	r.attackers = append(r.attackers, p)
 	return p
 }
 
-// bounds are what the victim may have more than before, because of the attackers. 0 stands
-// for nothing to speak of.
+// bounds are how much more the victim may use than before, because of the attackers. 0 means no more
+// than slack.
 type bounds struct {
 	connections int
 	descriptors int
 	threads     int
-	memory      int64   // bytes of its own
+	memory      int64   // bytes of private memory
 	shared      int64   // bytes of shared memory that it has touched
-	space       int64   // bytes of addresses
-	cpu         float64 // processors for each that the attackers use themselves
+	space       int64   // bytes of address space
+	cpu         float64 // processor time, in units of what the attackers themselves use
 }
 
-// slack is what may come and go in any process: Go's runtime keeps threads, and memory for
-// garbage.
+// slack is what may vary in any process: Go's runtime keeps threads, and memory for garbage.
 var slack = bounds{connections: 4, descriptors: 32, threads: 12, memory: 24 << 20, shared: 64 << 20, space: 1 << 30, cpu: 0.25}
 
-// siege has the bystander go on during the attack, and checks what it met and what the
-// victim has in use. What an attack takes it takes each time: where a busy machine may be why,
-// there are two more.
+// siege lets the bystander run during the attack, and checks what it has met and what the victim uses.
+// An attack that succeeds does so each time. So if a busy machine may be the cause of a failure, siege
+// tries up to two more times.
 func (r *rig) siege(most bounds) experience {
 	r.t.Helper()
 	open := r.report().Open
@@ -145,9 +144,9 @@ func (r *rig) siege(most bounds) experience {
 	return met
 }
 
-// watch has the bystander go on for a while, and a newcomer come. It returns the most of what
-// the victim had in use, how many processors it took for the attackers, and how many these
-// took themselves.
+// watch lets the bystander run for a time, and a newcomer dial. It returns the most that the victim has
+// used of each resource, how many processors it has used for the attackers, and how many these have used
+// themselves.
 func (r *rig) watch() (met experience, peak usage, cpu, theirs float64) {
 	r.t.Helper()
 	r.bystander.tell(siegeTime().String())
@@ -175,8 +174,8 @@ func (r *rig) slow(met experience) bool {
 	return met.Dial > max(floor, 3*r.calm.Dial) || met.Echo > max(floor, 3*r.calm.Echo)
 }
 
-// settle waits until the victim is done with what it was sent before the siege, which has to
-// come to an end: when it gets to that is its own affair.
+// settle waits until the victim has processed what it was sent before the siege. That must end, but when
+// it does is up to the victim.
 func (r *rig) settle() {
 	r.t.Helper()
 	const look, idle, limit = 200 * time.Millisecond, 0.1, 10 * time.Second // idle is in processors
@@ -193,7 +192,7 @@ func (r *rig) settle() {
 	}
 }
 
-// attackersCPU is the processor time that the attackers have used themselves.
+// attackersCPU returns the processor time that the attackers have used themselves.
 func (r *rig) attackersCPU() (sum time.Duration) {
 	for _, p := range r.attackers {
 		sum += usageOf(r.t, p.pid()).cpu
@@ -201,13 +200,13 @@ func (r *rig) attackersCPU() (sum time.Duration) {
 	return sum
 }
 
-// floor is the median up to which the bystander is served well, whatever it was before. On
-// two processors the scheduler may let a thread that could run wait for one slice of others,
-// which is 3 ms, and each dial and echo takes both the bystander's and the victim's.
+// floor is the median up to which the bystander counts as served well, whatever it was before. On two
+// processors the scheduler may let a thread that could run wait for one slice of others, which is 3 ms,
+// and each dial and echo needs both the bystander's thread and the victim's.
 const floor = 6 * time.Millisecond
 
-// newcomer has another process of the bystander's user dial for the first time, and returns
-// the provider that serves it.
+// newcomer lets another process of the bystander's user dial for the first time, and returns the
+// provider that serves it.
 func (r *rig) newcomer() (provider string) {
 	r.t.Helper()
 	p := start(r.t, spec{role: "bystander", user: bystanderUser, args: r.address})
@@ -231,7 +230,7 @@ func (r *rig) checkMet(met experience) {
 	if met.Dials["shm"]+met.Dials["tcp"] == 0 || met.Dials["plain"] == 0 || met.Echoes == 0 {
 		r.t.Errorf("the bystander was not served: %+v", met)
 	}
-	if r.slow(met) { // the machine may have become busy: what is usual now?
+	if r.slow(met) { // the machine may have become busy: measures again what is usual
 		for _, p := range r.attackers {
 			p.kill()
 		}
@@ -264,8 +263,8 @@ func (r *rig) checkUsage(most bounds, open int, peak usage, cpu float64) {
 	}
 }
 
-// attackArgs are what every attacker gets.
+// attackArgs are what each attacker gets.
 type attackArgs struct {
 	Address string
-	More    string // its own settings, in JSON
+	More    string // the attack's own settings, in JSON
 }

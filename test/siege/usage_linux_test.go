@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// usage is what a process has in use, as /proc tells.
+// usage is what a process uses, from /proc.
 type usage struct {
 	descriptors int
 	threads     int
@@ -60,7 +60,7 @@ func usageOf(t *testing.T, pid int) (u usage) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:]) // from field 3 on
+	f := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:]) // fields from number 3 on
 	for _, i := range []int{14, 15} {
 		ticks, _ := strconv.ParseInt(string(f[i-3]), 10, 64)
 		u.cpu += time.Duration(ticks) * 10 * time.Millisecond // USER_HZ is 100
@@ -68,12 +68,13 @@ func usageOf(t *testing.T, pid int) (u usage) {
 	return u
 }
 
-// processors is how many a process has used since, but for what it did for others.
+// processors returns how many processors a process has used since an earlier usage, without the time
+// that it has spent for others.
 func (u usage) processors(since usage, others time.Duration) float64 {
 	return float64(u.cpu-since.cpu-others) / float64(u.at.Sub(since.at))
 }
 
-// worst is the most of each that was seen.
+// worst returns the larger of each value.
 func worst(a, b usage) usage {
 	return usage{
 		descriptors: max(a.descriptors, b.descriptors),

@@ -23,29 +23,29 @@ func init() { roles["victim"] = victimRole }
 // victimArgs are the victim's settings.
 type victimArgs struct {
 	Address string // default 127.0.0.1:0
-	Device  string // that the listener is bound to
+	Device  string // the interface that the listener is bound to
 }
 
-// What a client's first byte has the victim do with the connection.
+// Modes: what a client's first byte makes the victim do with the connection.
 const (
-	modeEcho = 'e' // send all back
-	modeHold = 'h' // read no more
+	modeEcho = 'e' // echo
+	modeHold = 'h' // read nothing more
 	modeSend = 'w' // send without end
 	modeFill = 'f' // send until there is no room, and close
 	modeWait = 'd' // read with a deadline, and report how long that took
 )
 
-// victimReport is what the victim knows of itself.
+// victimReport is what the victim reports about itself.
 type victimReport struct {
-	Accepted  int64 // connections, since the start
-	Failed    int64 // accepts and opens, for lack of descriptors
-	Open      int   // that have moved to shared memory
+	Accepted  int64 // connections since the start
+	Failed    int64 // how often accept or open failed for lack of descriptors
+	Open      int   // connections that have moved to shared memory
 	Heap      uint64
-	Waiting   int           // connections that have operations with deadlines
-	Ended     int           // Reads, or Writes, that these have ended on the connection with the fewest
-	Longest   time.Duration // that such an operation has taken, or takes by now
-	Late      time.Duration // what operations took beyond their deadlines, at the median
-	Overslept time.Duration // what sleeps took beyond their time meanwhile, at the median
+	Waiting   int           // connections with operations that have deadlines
+	Ended     int           // Reads, or Writes, that deadlines have ended, on the connection with the fewest
+	Longest   time.Duration // the longest time of such an operation, including one in progress
+	Late      time.Duration // how long after their deadlines operations ended, at the median
+	Overslept time.Duration // how long after their time sleeps ended, at the median
 }
 
 type victim struct {
@@ -59,9 +59,9 @@ type victim struct {
 	overslept []time.Duration
 }
 
-// waiter is a connection that has operations with deadlines.
+// waiter is a connection with operations that have deadlines.
 type waiter struct {
-	begun time.Time // when the one under way has; zero: there is none
+	begun time.Time // when the present operation has begun; zero: there is none
 	ended [2]int    // Reads and Writes that deadlines have ended
 }
 
@@ -110,9 +110,9 @@ func victimRole(r *roleIO) error {
 	}
 }
 
-// growDescriptors has the kernel make the table of descriptors as large as it gets. Growing it later
-// waits for a grace period of RCU (fs/file.c, expand_fdtable), and every thread that wants a
-// descriptor with it: the siege would count these threads.
+// growDescriptors makes the kernel enlarge the table of descriptors to its full size. Enlarging it later
+// waits for a grace period of RCU (fs/file.c, expand_fdtable), and each thread that needs a descriptor
+// waits with it: the siege would count these threads.
 func growDescriptors() error {
 	var most unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &most); err != nil {
@@ -156,7 +156,7 @@ func (v *victim) serve(ln net.Listener) {
 
 func (v *victim) client(c net.Conn) {
 	defer c.Close()
-	if f, err := os.Open(os.DevNull); err == nil { // as who serves files does
+	if f, err := os.Open(os.DevNull); err == nil { // opens a file, as a file server does
 		f.Close()
 	} else {
 		v.failed.Add(1)
@@ -193,8 +193,8 @@ func (v *victim) client(c net.Conn) {
 	}
 }
 
-// wait has operations with deadlines, until the connection ends, and sleeps of the same length,
-// which show how long the machine keeps this process from running.
+// wait makes operations with deadlines, until the connection ends. At the same time it sleeps for the
+// same times, which shows for how long the machine keeps this process from running.
 func (v *victim) wait(c net.Conn) {
 	const limit = 200 * time.Millisecond
 	w := new(waiter)

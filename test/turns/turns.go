@@ -1,6 +1,6 @@
-// Package turns measures calls of two sides that take turns, for tables of their ratios. It is
-// a module of its own, which needs nothing: what it measures may have to know nothing of the
-// library.
+// Package turns measures calls of two sides that take turns, for tables of their ratios. It is a module
+// of its own without dependencies, because what it measures must not depend on the library in some
+// cases.
 package turns
 
 import (
@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// Result is of the calls of one turn.
+// Result is about the calls of one turn.
 type Result struct {
 	Calls int
 	Rate  float64       // calls a second
-	P99   time.Duration // of a call
+	P99   time.Duration // of one call
 }
 
-// Load makes calls for some time, one after the other by each caller.
+// Load makes calls for some time. Each caller makes one call after the other.
 func Load(calls []func() error, length time.Duration) (Result, error) {
 	times := make([][]time.Duration, len(calls))
 	errs := make([]error, len(calls))
@@ -53,7 +53,7 @@ func Load(calls []func() error, length time.Duration) (Result, error) {
 	}, nil
 }
 
-// Quartiles are those of a value of each.
+// Quartiles returns the quartiles and the median of a value of all elements.
 func Quartiles[T any](all []T, value func(T) float64) (low, median, high float64) {
 	values := make([]float64, len(all))
 	for i, v := range all {
@@ -68,7 +68,7 @@ func Quartiles[T any](all []T, value func(T) float64) (low, median, high float64
 	return at(0.25), at(0.5), at(0.75)
 }
 
-// ThreeDigits writes numbers as a reader of tables wants them: 12,300, 45.6.
+// ThreeDigits formats a number for a table, with three significant digits: 12,300, 45.6.
 func ThreeDigits(v float64) string {
 	if v <= 0 {
 		return "0"

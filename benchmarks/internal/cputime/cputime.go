@@ -3,6 +3,6 @@ package cputime
 
 import "time"
 
-// OfProcess is the processor time, user and system, that this process has used so far; 0
-// where the system does not count it.
+// OfProcess returns the processor time, user and system, that this process has used so far. It is 0 if
+// the system does not count it.
 func OfProcess() time.Duration { return ofProcess() }

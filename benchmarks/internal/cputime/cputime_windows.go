@@ -14,7 +14,7 @@ func ofProcess() time.Duration {
 	if err := syscall.GetProcessTimes(self, &creation, &exit, &kernel, &user); err != nil {
 		return 0
 	}
-	// A Filetime counts 100 ns; Nanoseconds would take it for a date.
+	// A Filetime counts units of 100 ns. Its method Nanoseconds would treat it as a date.
 	ticks := func(f syscall.Filetime) int64 { return int64(f.HighDateTime)<<32 + int64(f.LowDateTime) }
 	return time.Duration(100 * (ticks(kernel) + ticks(user)))
 }

@@ -1,5 +1,5 @@
-// Client sends a file to the server beside it, reads it back, and compares
-// checksums: io.Copy both ways, through a connection of package san.
+// Client sends a file to the server example, reads it back, and compares checksums. It uses io.Copy in
+// both directions, on a connection of package san.
 package main
 
 import (
@@ -46,7 +46,7 @@ func run(address, name string) error {
 	if err != nil {
 		return err
 	}
-	// *sanconn.Conn ends one direction by itself, as *net.TCPConn does.
+	// *sanconn.Conn can end one direction alone, as *net.TCPConn can.
 	if err := c.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
-// Server keeps each stream that arrives in a temporary file and sends it back
-// once it has ended: io.Copy both ways, through a connection of package san.
+// Server writes each stream that arrives to a temporary file, and sends it back once it has ended. It uses
+// io.Copy in both directions, on a connection of package san.
 package main
 
 import (
@@ -50,7 +50,7 @@ func keepAndReturn(c net.Conn) error {
 	if _, err := file.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	// The checksum is of what the file holds, read while it goes back.
+	// The checksum is of the file's content, computed while it is sent back.
 	sum := sha256.New()
 	n, err := io.Copy(c, io.TeeReader(file, sum))
 	if err != nil {

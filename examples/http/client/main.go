@@ -1,6 +1,6 @@
-// Client fetches a URL, again and again if it is told to, and writes the last body to standard
-// output. Its connection moves to a SAN, where there is one, once it has been used enough. All
-// that differs from an ordinary net/http client is the Transport's DialContext.
+// Client fetches a URL, several times if a flag says so, and writes the last body to standard output.
+// Its connection moves to a SAN, if there is one, once it has been used enough. The only difference from
+// an ordinary net/http client is the Transport's DialContext.
 package main
 
 import (
@@ -32,7 +32,7 @@ func main() {
 		DialContext: dialer.DialContext, // instead of a net.Dialer's
 	}}
 
-	var by string // only to show what carried the last request; a client needs none of it
+	var by string // only to show what carried the last request; a client does not need it
 	trace := &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) {
 		by = san.InfoOf(got.Conn).Provider
 	}}
@@ -49,7 +49,7 @@ func main() {
 	fmt.Fprintf(os.Stderr, "by %s\n", by)
 }
 
-// ask posts data, or gets if there is none, and writes the answer's body.
+// ask posts data, or sends a GET if there is none, and writes the answer's body.
 func ask(ctx context.Context, client *http.Client, url, data string, to io.Writer) error {
 	method, body := http.MethodGet, io.Reader(nil)
 	if data != "" {

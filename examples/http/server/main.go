@@ -1,5 +1,5 @@
-// Server answers HTTP over a SAN and over TCP on one port. All that differs
-// from an ordinary net/http server is the listener.
+// Server answers HTTP over a SAN and over TCP on one port. The only difference from an ordinary net/http
+// server is the listener.
 package main
 
 import (
@@ -31,7 +31,7 @@ func main() {
 	http.HandleFunc("POST /echo", echo)
 	server := http.Server{
 		ReadHeaderTimeout: 10 * time.Second,
-		// Only to tell each visitor how it came; a server needs none of it.
+		// Only to tell each client what carries its connection; a server does not need it.
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, connKey{}, c)
 		},
@@ -45,12 +45,13 @@ func hello(w http.ResponseWriter, r *http.Request) {
 }
 
 func echo(w http.ResponseWriter, r *http.Request) {
-	// HTTP/1 ends the request's body with the first byte of the answer by default.
+	// By default, with HTTP/1, the rest of the request's body cannot be read after the first byte of the
+	// answer.
 	if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	if _, err := io.Copy(w, r.Body); err != nil {
-		panic(http.ErrAbortHandler) // so that the client does not take it for the whole
+		panic(http.ErrAbortHandler) // so that the client does not take the part for the whole
 	}
 }

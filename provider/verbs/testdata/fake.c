@@ -1,5 +1,5 @@
-// A stand-in for libibverbs and librdmacm: one device, connections between ids of one
-// process, and no data. It counts what lives, lets calls fail as the test says, and
+// A stand-in for libibverbs and librdmacm: one device, connections between ids of one process,
+// and no data. It counts the objects that exist, lets calls fail as the test requests, and
 // removes the device and brings it back. See fake_test.go.
 #define _GNU_SOURCE
 #include <infiniband/verbs.h>
@@ -17,52 +17,52 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-// The words that the test and this library share, as fake_test.go has them.
+// The words that the test shares with this library, as in fake_test.go.
 enum {
-	COUNTDOWN, // of calls, to the one that fails; below 0: none does
-	ERRNO, // that it fails with
-	ALL, // 1: all calls after it fail too
+	COUNTDOWN, // calls until the one that fails; below 0: none fails
+	ERRNO, // the error with which it fails
+	ALL, // 1: all calls after it fail, too
 	HITS, // calls that failed
 	ORDER, // 1: remove the device, 2: bring it back; 0 when done
-	REMOVED, // the device is
-	UNDER, // objects were left when its context was closed
-	OVERLAPS, // completion channels made beside another
+	REMOVED, // 1: the device is removed
+	UNDER, // objects that existed when their context was closed
+	OVERLAPS, // completion channels that were made while there was another
 	NOEPOLL, // 1: event channels cannot be waited for
-	SLOW, // 1: events take their time
-	POLLS, // of completion queues
-	COMPLETIONS, // that they have; below 0: they fail
-	COMPLETED, // the work request that they are of
+	SLOW, // 1: events are slow
+	POLLS, // polls of completion queues
+	COMPLETIONS, // how many completions they have; below 0: polls fail
+	COMPLETED, // the work request of these completions
 	RECVS, // receive buffers posted
-	GIDS, // that the port has, all 127.0.0.1: the last is of interface 1, the one before of 2, …
-	FOREIGN, // bits of those that are another container's
-	USED, // bits of those that queue pairs have
-	OPCODE, // of completions
-	BROKEN, // queue pairs brought to the error state, counted
-	NOTIFIES, // times that completion queues were asked to announce something
-	INLINE, // bytes that a queue pair gets at most; 0: what it asks for, below 0: none
-	VENDOR, // of the device: BROADCOM's refuses what is more than INLINE
-	STALE, // connects that are still to be rejected as of a stale connection
-	KEEPS, // 1: memory regions are not given up
-	TOS, // of the last id that was given one
+	GIDS, // GIDs of the port, all 127.0.0.1: the last is of interface 1, the one before of 2, and so on
+	FOREIGN, // bits of the GIDs that belong to another container
+	USED, // bits of the GIDs that queue pairs use
+	OPCODE, // of the completions
+	BROKEN, // how many queue pairs were put into the error state
+	NOTIFIES, // how often a completion queue was armed
+	INLINE, // bytes that a queue pair gets at most; 0: as requested, below 0: none
+	VENDOR, // of the device: BROADCOM's refuses more than INLINE
+	STALE, // connects that are still to be rejected for a stale connection
+	KEEPS, // 1: deregistering a memory region fails
+	TOS, // of the last id for which it was set
 	ACKTIMEOUT, // likewise
 	RETRY, // of the last connect
 	RNRRETRY, // of the last connect
-	USES, // tests that use this library, counted
-	PD = 32, MR, CHANNEL, CQ, QP, EVENTS, ID, // living objects
-	NAME = 64, // of the call that failed, here and in the next words
-	POSTED = 128, // the last of them, in turn
-	RING = 256, // that many
+	USES, // how many tests have used this library
+	PD = 32, MR, CHANNEL, CQ, QP, EVENTS, ID, // objects that exist
+	NAME = 64, // name of the call that failed, in this word and the next ones
+	POSTED = 128, // the last work requests, as a ring
+	RING = 256, // the size of that ring
 	WORDS = 512,
 };
 
 enum { BROADCOM = 0x14e4 };
 
 static volatile long *word;
-static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; // guards all that follows
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; // guards everything below
 static pthread_cond_t acked = PTHREAD_COND_INITIALIZER;
 static struct ibv_device *device;
-static struct ibv_context *context; // NULL: to be opened
-static int async[2]; // the pipe behind its events
+static struct ibv_context *context; // NULL: not open
+static int async[2]; // the pipe of its events
 
 static int fault(const char *name)
 {
@@ -87,7 +87,7 @@ static int fault(const char *name)
 	struct type *o = calloc(1, sizeof(*o)); \
 	COUNT(what, 1)
 #define FREE(what, o) (COUNT(what, -1), free(o), 0)
-// Of a removed device, as libibverbs has it.
+// The result for a removed device, as libibverbs has it.
 #define DESTROY(what, o) (word[REMOVED] && !getenv("RDMAV_ALLOW_DISASSOC_DESTROY") ? EIO : FREE(what, o))
 
 static void make_pipe(int p[2])
@@ -145,7 +145,7 @@ static void open_context(void) // mu is held
 		strcpy(device->name, "fake0");
 		strcpy(device->ibdev_path, "/sys/class/infiniband/fake0");
 	}
-	context = calloc(1, 4096); // more than any version's
+	context = calloc(1, 4096); // more than in any version
 	context->device = device;
 	context->ops.poll_cq = poll_cq;
 	context->ops.req_notify_cq = notify;
@@ -176,7 +176,7 @@ int ibv_close_device(struct ibv_context *c) { return 0; }
 
 int ibv_query_port(struct ibv_context *c, uint8_t p, struct _compat_ibv_port_attr *compat)
 {
-	struct ibv_port_attr *a = (void *)compat; // which has all these
+	struct ibv_port_attr *a = (void *)compat; // it has all these fields
 
 	a->state = IBV_PORT_ACTIVE;
 	a->link_layer = IBV_LINK_LAYER_ETHERNET;
@@ -236,7 +236,7 @@ int ibv_dealloc_pd(struct ibv_pd *o) { return DESTROY(PD, o); }
 
 enum ibv_fork_status ibv_is_fork_initialized(void) { return IBV_FORK_UNNEEDED; }
 
-// There is no ibv_reg_mr_iova2, so no optional rights: as in rdma-core before 28.
+// There is no ibv_reg_mr_iova2, and so no optional rights, as in rdma-core before 28.
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t n, int access)
 {
 	if (access & IBV_ACCESS_OPTIONAL_RANGE) {
@@ -277,7 +277,7 @@ int ibv_get_cq_event(struct ibv_comp_channel *ch, struct ibv_cq **cq, void **own
 	char b;
 
 	if (read(ch->fd, &b, 1) == 1)
-		abort(); // nobody writes
+		abort(); // nobody writes to it
 	return -1;
 }
 
@@ -298,7 +298,7 @@ int ibv_destroy_cq(struct ibv_cq *o) { return DESTROY(CQ, o); }
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
 {
 	if (word[VENDOR] == BROADCOM && (long)a->cap.max_inline_data > word[INLINE])
-		return NULL; // and leaves errno as it was (bnxt_re)
+		return NULL; // errno is unchanged (bnxt_re)
 	MAKE(ibv_qp, QP, o);
 	o->context = pd->context;
 	o->qp_context = a->qp_context;
@@ -330,7 +330,7 @@ int ibv_destroy_qp(struct ibv_qp *o) { return DESTROY(QP, o); }
 
 struct event {
 	struct rdma_cm_event e;
-	struct id *to; // whose end waits for it to be acknowledged
+	struct id *to; // the id whose end waits for the acknowledgement
 	struct event *next;
 	uint8_t data[256];
 };
@@ -417,7 +417,7 @@ struct rdma_event_channel *rdma_create_event_channel(void)
 	make_pipe(p);
 	if (word[NOEPOLL]) {
 		close(p[0]);
-		p[0] = open("/proc/self/exe", O_RDONLY | O_CLOEXEC); // no file can be waited for
+		p[0] = open("/proc/self/exe", O_RDONLY | O_CLOEXEC); // a file that epoll refuses
 	}
 	o->c.fd = p[0];
 	o->write = p[1];
@@ -483,7 +483,7 @@ static void part(struct id *o, int status, const void *data, int n) // mu is hel
 	o->peer = p->peer = NULL;
 }
 
-// librdmacm closes the context of a removed device with its last id.
+// librdmacm closes the context of a removed device together with its last id.
 static void close_context(void) // mu is held
 {
 	if (!word[REMOVED] || !context)
@@ -500,7 +500,7 @@ static void close_context(void) // mu is held
 	context = NULL;
 }
 
-// forget drops what nobody has been told of an id: connect requests with their ids.
+// forget drops the events of an id that nobody has taken, and connect requests with their ids.
 static void forget(struct id *o) // mu is held
 {
 	struct channel *ch = (struct channel *)o->id.channel;
@@ -521,7 +521,7 @@ static void forget(struct id *o) // mu is held
 			unlist(child);
 			forget(child);
 			free(child);
-			at = &ch->first; // events of the child may have been anywhere
+			at = &ch->first; // the child's events may have been anywhere in the list
 		}
 		free(v);
 	}
@@ -710,7 +710,7 @@ int rdma_get_cm_event(struct rdma_event_channel *c, struct rdma_cm_event **out)
 		v->to->reported++;
 	}
 	pthread_mutex_unlock(&mu);
-	if (!v) { // the id has gone, with its events
+	if (!v) { // the id was destroyed with its events
 		errno = EAGAIN;
 		return -1;
 	}

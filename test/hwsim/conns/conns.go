@@ -1,6 +1,6 @@
-// Package conns makes connections over the simulated device as package san makes them, but by
-// the settings of package verbs and of sessions, which package san does not show. Only tests and
-// benchmarks/hwsim import it.
+// Package conns makes connections over the simulated device as package san makes them, but with settings
+// of package verbs and of sessions that package san does not have. Only tests and benchmarks/hwsim
+// import it.
 package conns
 
 import (
@@ -20,7 +20,7 @@ import (
 // patience bounds a negotiation.
 const patience = 20 * time.Second
 
-// Config is of a listener and its connections, or of a dialer.
+// Config is the configuration of a listener and its connections, or of a dialer.
 type Config struct {
 	Verbs   verbs.Config
 	Session session.Config
@@ -44,16 +44,16 @@ func Listen(cfg Config) (net.Listener, error) {
 // mostTaken is how many connections may wait for Accept.
 const mostTaken = 1024
 
-// listener takes connections that move at once. Its Accept must not be called concurrently.
+// listener accepts connections that move at once. Its Accept must not be called concurrently.
 type listener struct {
 	net.Listener
 	verbs *verbs.Listener
-	taken chan *verbs.Endpoint // closed when there are no more
+	taken chan *verbs.Endpoint // endpoints; closed when no more come
 	cfg   Config
-	came  map[string]*sanconn.Conn // by TCP, by the dialer's address
+	came  map[string]*sanconn.Conn // accepted TCP connections, by the dialer's address
 }
 
-// Accept returns a connection that has moved: a dialer that does not move holds up the others.
+// Accept returns a connection that has moved. A dialer that does not move delays the others.
 func (l *listener) Accept() (net.Conn, error) {
 	for e := range l.taken {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -73,7 +73,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	return nil, net.ErrClosed
 }
 
-// find returns the connection of a dialer, which has made it before it sends its offer.
+// find returns the TCP connection of a dialer. The dialer has made it before it sends its proposal.
 func (l *listener) find(dialer string) *sanconn.Conn {
 	for l.came[dialer] == nil {
 		tcp, err := l.Listener.Accept()
@@ -91,7 +91,7 @@ func (l *listener) find(dialer string) *sanconn.Conn {
 // Close implements net.Listener.
 func (l *listener) Close() error {
 	err := l.verbs.Close()
-	if err == nil { // the first
+	if err == nil { // the first endpoint
 		close(l.taken)
 		for e := range l.taken {
 			e.Abort()

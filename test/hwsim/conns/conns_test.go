@@ -26,10 +26,10 @@ import (
 	"github.com/sanconn/san/test/hwsim"
 )
 
-// TestOnHwsim has others' suites run on the simulated device, as several families.
+// TestOnHwsim runs test suites of others on the simulated device, as several families.
 func TestOnHwsim(t *testing.T) {
 	if testenv.Device() != "" {
-		return // such a process, or the lane of real drivers
+		return // this is such a process, or the lane of real drivers
 	}
 	for _, settings := range []string{
 		"seed=31,jitter_us=8", "seed=32,jitter_us=8,profile=bnxt_re", "seed=33,jitter_us=8,profile=irdma-iwarp",
@@ -41,7 +41,7 @@ func TestOnHwsim(t *testing.T) {
 	}
 }
 
-// TestManyOnHwsim runs TestManyMove, and finds that nothing is left on the device.
+// TestManyOnHwsim runs TestManyMove, and checks that nothing is left on the device.
 func TestManyOnHwsim(t *testing.T) {
 	if testenv.Device() != "" {
 		return
@@ -80,10 +80,10 @@ func dial(l net.Listener) (*sanconn.Conn, error) {
 	return Dial(ctx, Config{}, netip.MustParseAddrPort(l.Addr().String()))
 }
 
-// TestConformance is x/net's suite of what a net.Conn does.
+// TestConformance runs x/net's suite for a net.Conn.
 func TestConformance(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // TestOnHwsim runs it
+		return // TestOnHwsim runs it in processes of its own
 	}
 	l := mustListen(t)
 	nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
@@ -107,11 +107,11 @@ func TestConformance(t *testing.T) {
 
 var many = flag.Int("many", 500, "connections that TestManyMove has at a time")
 
-// TestManyMove dials many connections at once, which move as many at a time as package san has
-// moving: all of them do, and each carries bytes while the others are there.
+// TestManyMove dials many connections at once. As many of them move at a time as with package san. All
+// of them move, and each carries bytes while the others exist.
 func TestManyMove(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // TestManyOnHwsim runs it
+		return // TestManyOnHwsim runs it in a process of its own
 	}
 	const atATime = 16
 	l := mustListen(t)
@@ -152,7 +152,7 @@ func TestManyMove(t *testing.T) {
 	t.Logf("%d have moved in %v", len(all), time.Since(began))
 	for i, c := range all {
 		if c == nil {
-			l.Close() // it waits for what does not come
+			l.Close() // ends an Accept that waits for a connection that does not come
 			continue
 		}
 		defer c.Close()
@@ -168,11 +168,11 @@ func TestManyMove(t *testing.T) {
 	}
 }
 
-// TestHTTP has net/http move bodies of many sizes over a few connections, both ways. They
-// are large enough for each of a byte's ways.
+// TestHTTP moves bodies of many sizes with net/http over a few connections, in both directions. The
+// sizes cover each way in which bytes go.
 func TestHTTP(t *testing.T) {
 	if testenv.Device() != hwsim.Lane {
-		return // TestOnHwsim runs it
+		return // TestOnHwsim runs it in processes of its own
 	}
 	l := mustListen(t)
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -206,7 +206,7 @@ func TestHTTP(t *testing.T) {
 	all.Wait()
 }
 
-// post sends random bytes, which are to come back.
+// post sends random bytes, and expects the same as the answer.
 func post(client *http.Client, address string, size int, seed uint64) error {
 	body := make([]byte, size)
 	r := rand.New(rand.NewPCG(seed, 0))

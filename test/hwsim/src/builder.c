@@ -1,5 +1,5 @@
-// Work requests by ibv_wr_start, ibv_wr_send and so on (ibv_wr_post(3)): they are put
-// together here and posted by ibv_wr_complete.
+// Work requests by ibv_wr_start, ibv_wr_send and so on (ibv_wr_post(3)): they are collected
+// here, and ibv_wr_complete posts them.
 #include "hwsim.h"
 
 struct part {
@@ -146,7 +146,7 @@ struct ibv_qp *builder_create_qp(struct ibv_context *v, struct ibv_qp_init_attr_
 
 	if (a->comp_mask & ~known || !(a->comp_mask & IBV_QP_INIT_ATTR_PD))
 		return errno = EOPNOTSUPP, NULL;
-	qp = ibv_create_qp(a->pd, (struct ibv_qp_init_attr *)a); // whose fields these begin with
+	qp = ibv_create_qp(a->pd, (struct ibv_qp_init_attr *)a); // begins with the same fields
 	if (!qp)
 		return NULL;
 	q = (struct qp *)qp;

@@ -1,4 +1,4 @@
-// Chance, from the seed, and time. Each process has a sequence of its own.
+// Random numbers, from the seed, and time. Each process has its own sequence.
 #include "hwsim.h"
 
 #include <time.h>
@@ -11,7 +11,8 @@ uint64_t now_ns(void)
 	return t.tv_sec * 1000000000ull + t.tv_nsec;
 }
 
-// recent_ns is that of the device's last look, in timed mode, where looking costs too much.
+// recent_ns returns, in timed mode, the time of the device's last look at the clock, because a
+// look costs too much.
 uint64_t recent_ns(void) { return config.timed ? hw.now : now_ns(); }
 
 // splitmix64
@@ -29,7 +30,7 @@ uint64_t chance(uint64_t below)
 	return below ? z % below : 0;
 }
 
-// Most are soon; one in 32 takes all the time there is.
+// Most events are soon; one in 32 may take the whole time.
 uint64_t late(uint64_t most)
 {
 	if (config.calm || !most)

@@ -1,6 +1,6 @@
 // The connection manager's interface (rdma_cm(7); IBTA specification volume 1, chapter 12).
-// The steps that librdmacm takes in the caller's thread, such as bringing a queue pair to
-// RTS when the reply's event is taken, are taken there here as well.
+// Steps that librdmacm takes in the caller's thread are taken there here as well, for example
+// bringing a queue pair to RTS when the reply's event is taken.
 #include "cm.h"
 
 #include <arpa/inet.h>
@@ -14,7 +14,7 @@ enum { FIRST_PORT = 49152, PORTS = 65536 - FIRST_PORT }; // ephemeral
 
 static struct cm_id *of(struct rdma_cm_id *id) { return (struct cm_id *)id; }
 
-// fail is how librdmacm reports an error.
+// fail reports an error as librdmacm does.
 static int fail(int error)
 {
 	if (!error)
@@ -25,7 +25,7 @@ static int fail(int error)
 
 #define LOCKED(expr) ({ int rc_; pthread_mutex_lock(&hw.mu); rc_ = (expr); pthread_mutex_unlock(&hw.mu); wake_engine(); fail(rc_); })
 
-// cm_context is librdmacm's own context of the device, which stays open.
+// cm_context returns librdmacm's own context of the device, which stays open.
 struct ibv_context *cm_context(void)
 {
 	static struct ibv_context *context;
@@ -90,7 +90,7 @@ bool is_local(const struct addr *a)
 	return local;
 }
 
-// route gives the address that a packet to dst leaves from.
+// route finds the address from which a packet to dst is sent.
 static int route(const struct sockaddr *dst, struct addr *src)
 {
 	struct sockaddr_storage s;
@@ -113,7 +113,7 @@ static bool overlap(const struct addr *a, const struct addr *b)
 	return a->port == b->port && a->family == b->family && (is_any(a) || is_any(b) || !memcmp(a->ip, b->ip, 16));
 }
 
-// port_taken looks at this process's ids and at all processes' listeners.
+// port_taken checks this process's ids and the listeners of all processes.
 static bool port_taken(const struct addr *a)
 {
 	for (struct cm_id *i = all_ids; i; i = i->next)
@@ -138,7 +138,7 @@ static uint16_t new_port(void)
 {
 	uint32_t n = atomic_fetch_add(&shared->procs[self].next_port, 1);
 
-	return FIRST_PORT + (n * PROCS + self) % PORTS; // no two processes have the same
+	return FIRST_PORT + (n * PROCS + self) % PORTS; // no two processes choose the same
 }
 
 static void set_addresses(struct cm_id *i)
@@ -180,7 +180,7 @@ void rdma_destroy_event_channel(struct rdma_event_channel *c)
 		complain("an event channel is destroyed under %d ids", ch->ids);
 	events_close(&ch->events);
 	count(N_EVENT_CHANNEL, -1);
-	// ch is not freed: rping of rdma-core 44 has a thread in rdma_get_cm_event meanwhile, or
+	// ch is not freed: rping of rdma-core 44 has a thread that is in rdma_get_cm_event, or
 	// about to call it.
 }
 
@@ -244,7 +244,7 @@ static bool is_of(struct event *e, void *id)
 	return v->to == id || v->ev.id == id;
 }
 
-// A request that nobody has seen goes with its listener.
+// Requests that nobody has taken are freed with their listener.
 static struct cm_id *orphans;
 
 static void drop(struct event *e)
@@ -396,7 +396,7 @@ static int resolve_route(struct cm_id *i)
 {
 	if (i->state != ADDR_RESOLVED)
 		return EINVAL;
-	if (chance(100) < config.sm_loss) { // cma.c, cma_query_handler: it may be tried again
+	if (chance(100) < config.sm_loss) { // cma.c, cma_query_handler: the program may try again
 		report(i, RDMA_CM_EVENT_ROUTE_ERROR, -ETIMEDOUT, NULL);
 		return 0;
 	}
@@ -455,9 +455,9 @@ int qp_to_init(struct cm_id *i)
 	return modify_qp(i->id.qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
-// qp_to_rts connects the queue pair to the one that the peer's REQ or REP names, whoever has made
-// it, from INIT or RESET (librdmacm/cma.c: ucma_modify_qp_rtr). The RNR retry count is the peer's,
-// the RNR timer stays at 0, which is 655 ms (cm_init_qp_rtr_attr).
+// qp_to_rts connects the queue pair to the one that the peer's REQ or REP names, whoever has
+// made it, from INIT or RESET (librdmacm/cma.c: ucma_modify_qp_rtr). The RNR retry count is
+// the peer's; the RNR timer stays at 0, which means 655 ms (cm_init_qp_rtr_attr).
 int qp_to_rts(struct cm_id *i, const struct cm_message *peer)
 {
 	struct ibv_qp_attr a = {
@@ -475,7 +475,7 @@ int qp_to_rts(struct cm_id *i, const struct cm_message *peer)
 	if (error)
 		return error;
 	if (!ibv_query_ece(i->id.qp, &ece) && !((struct qp *)i->id.qp)->extensions &&
-	    (i->peer_ece.vendor_id || i->state != REQ_RECEIVED)) // a dialer need not offer any
+	    (i->peer_ece.vendor_id || i->state != REQ_RECEIVED)) // a dialer need not offer extensions
 		complain("a queue pair is connected without the extensions of its family");
 	a = (struct ibv_qp_attr){
 		.qp_state = IBV_QPS_RTS, .timeout = i->ack_timeout, .max_rd_atomic = i->param.initiator_depth,
@@ -509,7 +509,7 @@ static int own_qp(struct rdma_cm_id *id, struct ibv_qp *qp)
 		return -1; // errno is the library's, if it has set it
 	pthread_mutex_lock(&hw.mu);
 	ibv_query_ece(qp, &of(id)->own_ece);
-	if (of(id)->peer_ece.vendor_id) // init_ece; the one fabric has one family
+	if (of(id)->peer_ece.vendor_id) // init_ece; all devices of the fabric are of one family
 		ibv_set_ece(qp, &of(id)->peer_ece);
 	id->qp = qp;
 	((struct qp *)qp)->id = of(id);
@@ -567,7 +567,7 @@ static int take_param(struct cm_id *i, const struct rdma_conn_param *p, int most
 		most_data = DATA;
 	if (p && p->private_data_len > most_data)
 		return EINVAL;
-	// librdmacm/cma.c, ucma_valid_param; 255 is as much as there is
+	// librdmacm/cma.c, ucma_valid_param; 255 means the maximum
 	if (p && ((p->responder_resources != 255 && p->responder_resources > config.profile->max_rd_atomic) ||
 		  (p->initiator_depth != 255 && p->initiator_depth > config.profile->max_rd_atomic)))
 		return EINVAL;
@@ -607,7 +607,7 @@ static int accept_id(struct cm_id *i, const struct rdma_conn_param *p)
 	if (i->state != REQ_RECEIVED)
 		return EINVAL;
 	error = take_param(i, p, REP_DATA);
-	if (!p || p->responder_resources == 255) // librdmacm/cma.c, rdma_accept: as much as the request has
+	if (!p || p->responder_resources == 255) // librdmacm/cma.c, rdma_accept: as many as in the request
 		i->param.responder_resources = at_most(i->param.responder_resources, i->request.issued);
 	if (!p || p->initiator_depth == 255)
 		i->param.initiator_depth = at_most(i->param.initiator_depth, i->request.served);
@@ -655,7 +655,7 @@ static int establish(struct cm_id *i)
 
 int rdma_establish(struct rdma_cm_id *id) { return LOCKED(establish(of(id))); }
 
-// notify: the first message stands for the RTU (IBTA 12.9.6; rdma_notify(3)).
+// notify: the first message takes the place of the RTU (IBTA 12.9.6; rdma_notify(3)).
 static int notify(struct cm_id *i, enum ibv_event_type event)
 {
 	if (event != IBV_EVENT_COMM_EST)
@@ -670,8 +670,8 @@ static int notify(struct cm_id *i, enum ibv_event_type event)
 
 int rdma_notify(struct rdma_cm_id *id, enum ibv_event_type event) { return LOCKED(notify(of(id), event)); }
 
-// disconnect has librdmacm's order: first the queue pair goes to error, whatever becomes of
-// the rest, then the messages.
+// disconnect has librdmacm's order: first the queue pair goes to the error state, even if the
+// rest fails, and then the messages are sent.
 static int disconnect(struct cm_id *i)
 {
 	struct cm_message m = message(i, DREQ, NULL, 0);
@@ -725,7 +725,7 @@ void report(struct cm_id *i, enum rdma_cm_event_type type, int status, const str
 	events_put(&((struct cm_channel *)i->id.channel)->events, &v->e);
 }
 
-// take_response is what librdmacm does with a reply before the program sees it.
+// take_response does what librdmacm does with a reply before the program gets it.
 static void take_response(struct cm_id *i, struct rdma_cm_event *ev)
 {
 	struct cm_message peer = {.qpn = ev->param.conn.qp_num, .rnr_retry = ev->param.conn.rnr_retry_count}, rej;
@@ -733,7 +733,7 @@ static void take_response(struct cm_id *i, struct rdma_cm_event *ev)
 
 	if (i->state != REP_RECEIVED || !i->id.qp)
 		return;
-	if (config.profile->transport == IBV_TRANSPORT_IB) { // core/cm.c, cm_rep_handler: what the reply leaves of the request
+	if (config.profile->transport == IBV_TRANSPORT_IB) { // core/cm.c, cm_rep_handler: the reply limits what was requested
 		i->param.responder_resources = ev->param.conn.responder_resources;
 		i->param.initiator_depth = ev->param.conn.initiator_depth;
 	}

@@ -6,8 +6,8 @@
 
 #include <netinet/in.h>
 
-// The private data that fits the messages, less the 36 bytes of a request that carry the
-// addresses (IBTA specification volume 1, 12.6 and annex A11; rdma_connect(3)).
+// The sizes of private data in the messages. Those of a request are without the 36 bytes that
+// carry the addresses (IBTA specification volume 1, 12.6 and annex A11; rdma_connect(3)).
 enum { REQ_DATA = 56, REP_DATA = 196, REJ_DATA = 148, MPA_DATA = 512, DATA = 255 };
 
 // Reasons of REJ (IBTA 12.6.7.2).
@@ -44,13 +44,13 @@ struct cm_id {
 	uint32_t handle;
 	enum cm_state state;
 	struct addr src, dst;
-	int peer; // slot
-	int64_t peer_attached; // which process of the slot
+	int peer; // its slot
+	int64_t peer_attached; // tells which process of the slot it is
 	uint32_t peer_handle;
 	struct listener *listed; // of a listener
 	int backlog, pending; // requests that were not accepted yet
 	struct cm_id *listener; // of a passive id, until accepted
-	struct cm_message sent; // the last that may have to be repeated
+	struct cm_message sent; // the last message that may have to be repeated
 	struct cm_message request; // of a passive id
 	uint64_t timer_at; // 0: none
 	bool on_timers;
@@ -70,14 +70,14 @@ struct cm_channel {
 struct cm_event {
 	struct event e;
 	struct rdma_cm_event ev;
-	struct cm_id *to; // whose end waits for the acknowledgement
+	struct cm_id *to; // the id whose end waits for the acknowledgement
 	uint8_t data[256];
 };
 
 extern struct cm_id *all_ids;
 struct cm_id *new_id(struct rdma_event_channel *, void *owner, enum rdma_port_space);
 struct cm_id *find_id(uint32_t handle);
-void free_id(struct cm_id *); // that no event is of any more
+void free_id(struct cm_id *); // one without any event left
 struct ibv_context *cm_context(void);
 void report(struct cm_id *, enum rdma_cm_event_type, int status, const struct cm_message *);
 bool from_sockaddr(const struct sockaddr *, struct addr *);
@@ -90,7 +90,7 @@ void set_timer(struct cm_id *, uint64_t after);
 void clear_timer(struct cm_id *);
 void transmit(struct cm_id *, struct cm_message *, bool repeat);
 void answer(int slot, uint32_t to, int type);
-void end_connection(struct cm_id *); // what destroying an id sends
+void end_connection(struct cm_id *); // sends what destroying an id sends
 struct listener *find_listener(const struct addr *, int *slot);
 void enter_timewait(struct cm_id *);
 

@@ -61,8 +61,8 @@ struct listener *find_listener(const struct addr *a, int *slot)
 	return NULL;
 }
 
-// send_request looks for the listener each time. A host of this fabric that has none
-// rejects; any other is silent.
+// send_request looks for the listener each time. A host of this fabric without one rejects;
+// any other host does not answer.
 static void send_request(struct cm_id *i)
 {
 	int slot;
@@ -79,7 +79,7 @@ static void send_request(struct cm_id *i)
 	}
 }
 
-// transmit sends a message, again and again if repeat, until it is answered.
+// transmit sends a message and, if repeat is set, sends it again until it is answered.
 void transmit(struct cm_id *i, struct cm_message *m, bool repeat)
 {
 	if (repeat) {
@@ -108,7 +108,7 @@ void enter_timewait(struct cm_id *i)
 	set_timer(i, config.timewait_ns);
 }
 
-// end_connection is what the kernel sends for an id that is destroyed (cm_destroy_id).
+// end_connection sends what the kernel sends when an id is destroyed (cm_destroy_id).
 void end_connection(struct cm_id *i)
 {
 	struct cm_message m = {.from = i->handle, .to = i->peer_handle, .type = REJ, .reason = REJ_CONSUMER};
@@ -116,7 +116,7 @@ void end_connection(struct cm_id *i)
 	switch (i->state) {
 	case REQ_SENT:
 		m.reason = REJ_TIMEOUT;
-		m.to = 0; // the passive end's handle is not known: by ours
+		m.to = 0; // the passive end's handle is not known, so it finds the id by ours
 		put(i->peer, &m);
 		break;
 	case REQ_RECEIVED: case REP_RECEIVED: case REP_SENT:
@@ -150,8 +150,8 @@ static void take_request(const struct cm_message *m)
 {
 	struct cm_id *l = find_id(m->to), *i = child_of(m->from, DREQ_RECEIVED);
 
-	// Again: the reply was lost, or came late. That may be seen when data has established the
-	// connection already (cm_dup_req_handler).
+	// A repeated request: the reply was lost, or was late. It may come after data has already
+	// established the connection (cm_dup_req_handler).
 	if (i && i->peer_attached == shared->counts[i->peer][N_ATTACHED]) {
 		if (i->state == REP_SENT)
 			put(i->peer, &i->sent);
@@ -163,7 +163,7 @@ static void take_request(const struct cm_message *m)
 		return;
 	}
 	if (l->pending >= l->backlog)
-		return; // silently, as the kernel does
+		return; // without an answer, as the kernel does
 	i = new_id(l->id.channel, l->id.context, l->id.ps);
 	i->id.verbs = cm_context();
 	i->id.port_num = 1;
@@ -192,7 +192,7 @@ static void take_reply(struct cm_id *i, const struct cm_message *m)
 		i->peer_ece = (struct ibv_ece){.vendor_id = m->ece_vendor, .options = m->ece_options};
 		clear_timer(i);
 		report(i, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, m);
-	} else if (i->state == ESTABLISHED) { // again: the RTU was lost
+	} else if (i->state == ESTABLISHED) { // a repeated reply: the RTU was lost
 		transmit(i, &rtu, false);
 	}
 }
@@ -212,7 +212,7 @@ static void rejected(struct cm_id *i, const struct cm_message *m)
 
 	if (i->state != REQ_SENT && i->state != REP_SENT && i->state != REP_RECEIVED && i->state != REQ_RECEIVED)
 		return;
-	// iWARP has an errno instead (drivers/infiniband/core/iwcm.c)
+	// iWARP has an errno in place of a reason (drivers/infiniband/core/iwcm.c)
 	if (config.profile->transport == IBV_TRANSPORT_IWARP)
 		status = m->reason == REJ_NO_LISTENER ? -ECONNREFUSED : -ECONNRESET;
 	clear_timer(i);
@@ -233,12 +233,12 @@ static void take_dreq(struct cm_id *i, int from)
 		i->state = DREQ_RECEIVED;
 		disconnected(i);
 		break;
-	case DREQ_SENT: // both at once
+	case DREQ_SENT: // both ends disconnect at the same time
 		answer(i->peer, i->peer_handle, DREP);
 		disconnected(i);
 		enter_timewait(i);
 		break;
-	case TIMEWAIT: // again: the DREP was lost
+	case TIMEWAIT: // a repeated DREQ: the DREP was lost
 		answer(i->peer, i->peer_handle, DREP);
 	default:
 		break;
@@ -282,8 +282,8 @@ static void take_message(struct cm_message m)
 	}
 }
 
-// Messages go through the kernels at both ends, which takes longer than what queue pairs
-// do in hardware: a completion is most likely there before the disconnect that was sent
+// Messages go through the kernels of both ends, which takes longer than operations of queue
+// pairs in hardware: a completion has most likely come before the disconnect that was sent
 // after it.
 static struct arrived {
 	struct arrived *next;
@@ -342,8 +342,8 @@ static void expired(struct cm_id *i)
 	}
 }
 
-// A process that dies is cleaned up behind by its kernel, which sends what destroying its
-// ids would have. If the host has gone, nobody does.
+// When a process dies, its kernel sends what destroying its ids would have sent. If the host
+// is gone, too, nobody does.
 static void buried(int slot)
 {
 	static const struct cm_message rej = {.type = REJ, .reason = REJ_CONSUMER};
@@ -371,7 +371,8 @@ static uint64_t look_for_dead(uint64_t now)
 		bool lives = alive(slot);
 		int64_t attached = shared->counts[slot][N_ATTACHED];
 
-		// Also if it was not seen alive: a process may come and go between two looks.
+		// Also if the process was never seen alive: it may have come and gone between two
+		// looks.
 		if (attached && (!lives || attached != known[slot]))
 			buried(slot);
 		known[slot] = attached;
@@ -394,8 +395,8 @@ uint64_t cm_run(uint64_t now)
 	return next;
 }
 
-// cm_communicated is called for the first packet of a connection. If the RTU is not there
-// yet, the program may learn of it (IBTA 11.6.3.3, 12.9.6).
+// cm_communicated is called for the first packet of a connection. If the RTU has not come yet,
+// the program may be told (IBTA 11.6.3.3, 12.9.6).
 void cm_communicated(struct qp *q)
 {
 	if (q->id ? q->id->state == REP_SENT : q->qp.state == IBV_QPS_RTR) {

@@ -93,7 +93,8 @@ static bool set(const char *key, const char *value)
 	return false;
 }
 
-// set_costs takes the profile's where nothing else is set, and none where they are off.
+// set_costs sets the profile's costs where no others are set, and no costs if they are
+// switched off.
 static void set_costs(void)
 {
 	for (int i = 0; i < N_COSTS; i++) {
@@ -104,8 +105,8 @@ static void set_costs(void)
 	}
 }
 
-// A key that is not known ends the program: a test would otherwise run on another device
-// than it was written for.
+// An unknown key ends the program: otherwise a test would run on another device than it was
+// written for.
 int read_config(void)
 {
 	const char *env = getenv("HWSIM");
@@ -140,7 +141,7 @@ int read_config(void)
 		}
 	}
 	if (config.profile->transport == IBV_TRANSPORT_IWARP)
-		config.loss = 0; // TCP makes up for it
+		config.loss = 0; // TCP repeats what is lost
 	config.timed = config.latency_ns > 0;
 	set_costs();
 	config.no_copy &= config.timed;

@@ -14,7 +14,7 @@ struct notice {
 	uint64_t due;
 };
 
-// Interrupts on their way, in their order; guarded by hw.mu.
+// Interrupts that are due later, in their order; guarded by hw.mu.
 static struct notice *interrupts, **last_interrupt = &interrupts;
 
 struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *v)
@@ -62,7 +62,7 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *v, int n, void *owner, struct i
 	if (!admit(N_CQ))
 		return NULL;
 	c = calloc(1, sizeof *c);
-	c->size = config.profile->round_up && config.calm ? round_up(n) : n; // exactly n finds overruns
+	c->size = config.profile->round_up && config.calm ? round_up(n) : n; // with exactly n entries, overruns are found
 	c->ring = calloc(c->size, sizeof *c->ring);
 	pthread_mutex_init(&c->mu, NULL);
 	c->cq.context = v;
@@ -138,8 +138,8 @@ void ibv_ack_cq_events(struct ibv_cq *cq, unsigned n)
 	pthread_mutex_unlock(&hw.mu);
 }
 
-// A queue that is armed announces the next completion that is added, not one that is
-// there (11.4.2.2): hence the program looks once more after arming.
+// An armed queue reports the next completion that is added, not one that is already there
+// (11.4.2.2). Therefore a program polls once more after arming.
 int cq_notify(struct ibv_cq *cq, int solicited)
 {
 	struct cq *c = (struct cq *)cq;
@@ -160,8 +160,8 @@ int cq_notify(struct ibv_cq *cq, int solicited)
 	return 0;
 }
 
-// announce has the program woken, after the time that this takes. Until then the engine goes
-// on working, as for a queue that is armed.
+// announce wakes the program, after the time that an interrupt takes. Until then the engine
+// goes on working, as for a queue that is armed.
 static void announce(struct cq *c)
 {
 	struct notice *n;
@@ -195,7 +195,7 @@ uint64_t cq_run(uint64_t now)
 	return n ? n->due : NEVER;
 }
 
-// forget_interrupts is for the end of a queue.
+// forget_interrupts is called when a queue is destroyed.
 static void forget_interrupts(struct cq *c)
 {
 	struct notice **at = &interrupts, *n;
@@ -212,8 +212,8 @@ static void forget_interrupts(struct cq *c)
 	last_interrupt = at;
 }
 
-// overrun is the end of all queue pairs of the queue: what has completed is lost
-// (11.6.3.2; C10-... of 10.8.3: the queue goes to error).
+// overrun ends all queue pairs of the queue, because completions are lost (11.6.3.2; C10-...
+// of 10.8.3: the queue goes to error).
 static void overrun(struct cq *c)
 {
 	c->overrun = true;
@@ -244,8 +244,8 @@ void cq_put(struct cq *c, const struct completion *x)
 		overrun(c);
 }
 
-// A slot of a send or receive queue is free when its completion has been polled; that of
-// an unsignaled request with the next signaled one (10.8.3.1).
+// The slot of a send or receive queue is free when its completion has been polled. The slot of
+// an unsignaled request is free with the next signaled one (10.8.3.1).
 static void free_slot(struct completion *x)
 {
 	if (x->srq)
@@ -261,7 +261,7 @@ int cq_poll(struct ibv_cq *cq, int n, struct ibv_wc *wc)
 	struct cq *c = (struct cq *)cq;
 	int got = 0;
 
-	if (!pthread_mutex_trylock(&hw.mu)) { // who polls may keep the engine from a processor
+	if (!pthread_mutex_trylock(&hw.mu)) { // a program that polls may keep the engine from a processor
 		step();
 		hw.polled = hw.now;
 		pthread_mutex_unlock(&hw.mu);
@@ -281,8 +281,8 @@ int cq_poll(struct ibv_cq *cq, int n, struct ibv_wc *wc)
 	return got;
 }
 
-// cq_forget takes out the completions of a queue pair that is destroyed, as the library of
-// mlx5 does (providers/mlx5/cq.c, __mlx5_cq_clean). Nobody may rely on them.
+// cq_forget removes the completions of a queue pair that is destroyed, as mlx5's library does
+// (providers/mlx5/cq.c, __mlx5_cq_clean). Programs must not rely on getting them.
 void cq_forget(struct cq *c, struct qp *q)
 {
 	uint32_t to;

@@ -1,5 +1,5 @@
-// The engine: takes packets from the rings and lets each queue pair that has something to
-// do go on. It runs in a thread of its own, and in timed mode also in whoever polls.
+// The engine takes packets from the rings, and lets each queue pair that has something to do
+// work. It runs in a thread of its own, and in timed mode also in threads that poll.
 #include "hwsim.h"
 
 #include <sched.h>
@@ -7,7 +7,7 @@
 
 enum {
 	PACKETS = 512, // from one process in a step
-	LOOK = 50000000, // ns: how long nothing may be looked at, as nothing announces a reset
+	LOOK = 50000000, // ns: how long the engine may sleep, as no event reports a reset
 };
 
 static uint64_t min(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -45,7 +45,7 @@ static uint64_t receive(int from, uint64_t now)
 	return now;
 }
 
-// What a queue pair has to do may add others to the list, at its head.
+// The work of a queue pair may add others to the list, at its head.
 static uint64_t run_busy(uint64_t now)
 {
 	struct qp **at = &hw.busy, *q;
@@ -97,7 +97,7 @@ static void *engine(void *unused)
 		if (next > now_ns())
 			wait_bell(seen, min(next, now_ns() + LOOK));
 		else
-			sched_yield(); // others want the lock
+			sched_yield(); // other threads wait for the lock
 	}
 	return NULL;
 }
@@ -107,7 +107,7 @@ void start_engine(void)
 	sigset_t all, before;
 	pthread_t t;
 
-	sigfillset(&all); // the program's handlers have no business here
+	sigfillset(&all); // the program's signal handlers must not run in this thread
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	if (pthread_create(&t, NULL, engine, NULL))
 		abort();

@@ -1,5 +1,5 @@
-// Queues of events behind a descriptor, as the kernel has them for completion channels,
-// asynchronous events and the connection manager.
+// Queues of events with a descriptor, as the kernel has for completion channels, asynchronous
+// events and the connection manager.
 #include "hwsim.h"
 
 #include <fcntl.h>
@@ -10,7 +10,7 @@ int events_open(struct events *q)
 {
 	q->first = NULL;
 	q->last = &q->first;
-	q->fd = eventfd(0, EFD_CLOEXEC); // may block, until the program sets O_NONBLOCK
+	q->fd = eventfd(0, EFD_CLOEXEC); // blocks, until the program sets O_NONBLOCK
 	return q->fd < 0 ? errno : 0;
 }
 
@@ -36,7 +36,7 @@ void events_put(struct events *q, struct event *e)
 		complain("eventfd: %s", strerror(errno));
 }
 
-// settle makes the descriptor unreadable when nothing is left. It was readable.
+// settle makes the descriptor, which was readable, unreadable if no event is left.
 static void settle(struct events *q)
 {
 	uint64_t n;
@@ -58,8 +58,8 @@ static struct event *take(struct events *q)
 	return e;
 }
 
-// events_wait takes the next event. Taken is called before any other thread can destroy
-// what the event is of. fd is the number under which the program has the descriptor.
+// events_wait takes the next event. taken is called before any other thread can destroy the
+// object that the event is about. fd is the number under which the program has the descriptor.
 struct event *events_wait(struct events *q, int fd, void (*taken)(struct event *))
 {
 	for (;;) {

@@ -1,5 +1,5 @@
-// What the parts of the simulated device have of each other. One lock, hw.mu, guards
-// all but the contents of completion queues, which have their own.
+// Declarations that the parts of the simulated device share. One lock, hw.mu, guards
+// everything except the contents of completion queues, which have their own lock.
 #ifndef HWSIM_H
 #define HWSIM_H
 
@@ -23,59 +23,60 @@
 
 // ---- configuration (config.c, profile.c) ----
 
-// What takes a device's or the kernel's time besides bytes: in ns, but for a byte's.
+// Costs in time of a device or the kernel, beyond those of bytes on the link. In ns, except
+// for that of a byte.
 enum cost {
 	COST_REG, COST_REG_BYTE_PS, COST_DEREG, COST_BIND, COST_QP, COST_SLOW_QP, COST_WAKE,
 	N_COSTS,
 };
 
-// What the environment variable HWSIM says, and the profile that it names.
+// The values of the environment variable HWSIM, and the profile that it names.
 struct config {
 	char path[256];
 	uint64_t seed;
 	const struct profile *profile;
-	bool calm; // everything at once and in order
-	uint64_t jitter_ns; // pieces, completions and requests are late by up to that
-	uint64_t flush_ns; // a broken queue pair flushes within that, and writes until then
-	uint64_t kernel_ns; // what the connection manager takes for a message, beyond jitter; 0: nothing
+	bool calm; // everything happens at once and in order
+	uint64_t jitter_ns; // pieces, completions and requests are late by up to this
+	uint64_t flush_ns; // a broken queue pair is flushed within this time, and writes until then
+	uint64_t kernel_ns; // the time that the connection manager takes for a message, beyond jitter; 0: no time
 	uint64_t timewait_ns, cm_timeout_ns;
-	unsigned cm_retries; // repetitions of the connection manager
+	unsigned cm_retries; // how often the connection manager repeats a message
 	unsigned lost_rtu, cm_loss, dreq_loss; // percent
 	unsigned sm_loss; // percent of queries of paths that the subnet manager does not answer
 	unsigned loss; // packets per million
-	bool silent; // a process that dies takes its host along: nobody says so
-	bool timed; // by latency_ns and bytes_per_s
+	bool silent; // when a process dies, its host dies with it, and nobody reports it
+	bool timed; // uses latency_ns and bytes_per_s
 	uint64_t latency_ns, bytes_per_s;
-	bool costs; // what follows takes time, in timed mode
-	uint64_t cost[N_COSTS]; // the profile's, or another
-	bool no_copy; // RDMA writes and reads of 4 KiB and more are not moved: for figures
-	int limit[N_OBJECTS]; // of objects; 0: the profile's
+	bool costs; // operations take the times below, in timed mode
+	uint64_t cost[N_COSTS]; // from the profile or the settings
+	bool no_copy; // RDMA writes and reads of 4 KiB and more do not move payload: for figures
+	int limit[N_OBJECTS]; // limits of objects; 0: the profile's
 	uint64_t max_mr_size, max_msg_sz; // bytes
-	int limit_errno; // of what exceeds them; 0: the profile's
-	bool fork_needed; // ibv_fork_init is: a kernel before 5.12
-	bool grh; // the port demands a global route header, as virtual functions' do
-	bool mw_past_end, mw_any_qp, mw_late, mw_returned; // what is not enforced of windows: see the README
+	int limit_errno; // the error when they are exceeded; 0: the profile's
+	bool fork_needed; // ibv_fork_init is needed: a kernel before 5.12
+	bool grh; // the port requires a global route header, as virtual functions' do
+	bool mw_past_end, mw_any_qp, mw_late, mw_returned; // rules of windows that are not enforced: see the README
 };
 
-// A device family: its limits and its habits.
+// A device family: its limits and its behaviour.
 struct profile {
 	const char *name;
 	enum ibv_transport_type transport;
 	uint8_t link_layer;
 	uint32_t vendor_id, part_id;
-	uint32_t max_inline; // a queue pair gets at most that
+	uint32_t max_inline; // the most that a queue pair gets
 	enum { INLINE_EINVAL, INLINE_LESS, INLINE_NULL } too_much_inline;
 	bool ignores_inline; // IBV_SEND_INLINE has no effect: memory is read later
 	int max_qp, max_qp_wr, max_cq, max_cqe, max_mr, max_pd, max_srq, max_srq_wr, max_mw;
 	int max_sge, max_sge_rd, max_rd_atomic;
 	uint32_t flags; // device_cap_flags
-	int no_rc; // the errno of reliable connections, where there are none
-	bool no_mw_library; // alloc_mw fails with EOPNOTSUPP, whatever the flags are
+	int no_rc; // the errno when a reliable connection is made, if there are none
+	bool no_mw_library; // alloc_mw fails with EOPNOTSUPP, whatever flags says
 	bool no_last_wqe; // no IBV_EVENT_QP_LAST_WQE_REACHED
 	bool no_imm_write; // RDMA write with immediate data fails with EINVAL
-	bool sink_needs_remote_write; // of a read (iWARP: the response is a write)
+	bool sink_needs_remote_write; // the sink of a read does (iWARP: the response is a write)
 	bool negative_errno; // post_send fails with -errno
-	bool complete_when_sent; // of sends and writes (iWARP: TCP has the bytes)
+	bool complete_when_sent; // sends and writes do (iWARP: when TCP has the bytes)
 	bool round_up; // queues have more entries than requested: the next power of two
 	int full_errno; // of post_send and post_recv
 	int limit_errno; // of creating objects
@@ -87,12 +88,12 @@ int read_config(void);
 const struct profile *find_profile(const char *name);
 int limit_of(enum count kind);
 
-// ---- chance and time (chance.c) ----
+// ---- random numbers and time (chance.c) ----
 
 uint64_t now_ns(void);
 uint64_t recent_ns(void); // hw.mu is held
 uint64_t chance(uint64_t below); // 0 … below-1; hw.mu is held
-uint64_t late(uint64_t most); // a time at most so far from now
+uint64_t late(uint64_t most); // a time from now on, at most so far away
 
 // ---- the shared file (shared.c) ----
 
@@ -112,7 +113,7 @@ void take_end(int from, struct packet *);
 void count(enum count what, int n);
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-// ---- events behind a descriptor (events.c) ----
+// ---- events with a descriptor (events.c) ----
 
 struct event {
 	struct event *next;
@@ -129,7 +130,7 @@ int events_open(struct events *);
 void events_close(struct events *);
 void events_put(struct events *, struct event *); // hw.mu is held
 struct event *events_wait(struct events *, int fd, void (*taken)(struct event *)); // hw.mu is not held; NULL and errno
-// Takes out each event that match selects.
+// Removes each event that match selects.
 void events_drop(struct events *, bool (*match)(struct event *, void *), void (*drop)(struct event *), void *arg);
 
 // ---- objects (objects.c) ----
@@ -138,18 +139,18 @@ struct hw {
 	pthread_mutex_t mu;
 	pthread_cond_t acked;
 	struct qp *busy; // queue pairs with something to do
-	bool again; // one of them has more to do than the engine has seen
+	bool again; // one of them got more to do after the engine has looked
 	uint64_t now; // when the device last looked at the clock
-	uint64_t polled; // when the program last did
-	_Atomic int armed; // completion queues that are
-	_Atomic uint64_t armed_at; // the last one, in timed mode
+	uint64_t polled; // when the program last polled
+	_Atomic int armed; // number of armed completion queues
+	_Atomic uint64_t armed_at; // when the last one was armed, in timed mode
 };
 extern struct hw hw;
 
 struct context {
 	struct events async;
 	struct context *next;
-	struct verbs_context v; // last but for what follows ibv_context
+	struct verbs_context v; // last, except for the fields that follow in ibv_context
 };
 
 struct pd {
@@ -173,15 +174,15 @@ void forget_async(struct context *, void *element);
 struct mr {
 	struct ibv_mr mr;
 	int access;
-	int windows; // bound to it
+	int windows; // number bound to it
 };
 
 struct mw {
 	struct ibv_mw mw;
-	uint32_t key; // while it is bound, or would be next
+	uint32_t key; // the present key, or the next one if it is not bound
 	struct mr *mr; // NULL: not bound
-	struct qp *qp; // that it is bound on
-	struct mr *late_mr; // of a window that is used though it was invalidated, and its queue pair
+	struct qp *qp; // on which it is bound
+	struct mr *late_mr; // of a window that works although it was invalidated; and its queue pair
 	struct qp *late_qp;
 	uint64_t addr, length;
 	unsigned access;
@@ -189,11 +190,11 @@ struct mw {
 
 // What a key gives access to.
 struct grant {
-	struct mr *mr; // beneath
-	struct mw *mw; // or NULL
+	struct mr *mr; // the region beneath
+	struct mw *mw; // the window, or NULL
 };
 
-int pin(void *, size_t, int access); // an errno
+int pin(void *, size_t, int access); // returns an errno
 void unpin(void *, size_t);
 uint32_t key_for(struct mr *, struct mw *);
 void key_free(uint32_t key);
@@ -212,28 +213,28 @@ void mw_unbind_all(struct qp *);
 
 struct completion {
 	struct ibv_wc wc;
-	struct qp *qp; // whose slots it frees
+	struct qp *qp; // the queue pair whose slots it frees
 	struct srq *srq;
 	bool of_send, solicited;
-	uint32_t frees; // send queue: slots up to that; receive queue: one
+	uint32_t frees; // send queue: slots up to this one; receive queue: one slot
 };
 
 struct cq {
 	struct ibv_cq cq;
-	pthread_mutex_t mu; // guards what follows; taken below hw.mu
+	pthread_mutex_t mu; // guards the fields below; locked after hw.mu
 	struct completion *ring;
 	uint32_t size, head, tail;
 	enum { UNARMED, ARMED_SOLICITED, ARMED } armed;
 	bool overrun;
-	uint32_t reported, async_events; // that the program has taken; guarded by hw.mu
-	int users; // queue pairs
+	uint32_t reported, async_events; // events that the program has taken; guarded by hw.mu
+	int users; // number of queue pairs
 };
 
 int cq_poll(struct ibv_cq *, int, struct ibv_wc *);
 int cq_notify(struct ibv_cq *, int);
 void cq_put(struct cq *, const struct completion *); // hw.mu is held
 void cq_forget(struct cq *, struct qp *);
-uint64_t cq_run(uint64_t now); // announces what is due; hw.mu is held
+uint64_t cq_run(uint64_t now); // reports what is due; hw.mu is held
 
 // ---- queue pairs (qp.c) ----
 
@@ -242,7 +243,7 @@ struct send_wqe {
 	struct ibv_sge *sge;
 	uint8_t *inlined; // NULL: gathered when it is sent
 	uint32_t length, msn;
-	uint32_t got; // of a read's data
+	uint32_t got; // bytes of a read's data
 	bool numbered, done;
 	enum ibv_wc_status status;
 };
@@ -252,7 +253,7 @@ struct recv_wqe {
 	struct ibv_sge *sge;
 };
 
-// What is on its way into memory, or to the completion queue behind it.
+// Bytes that are to be written to memory, or a completion to be reported after them.
 struct landing {
 	struct landing *next;
 	uint64_t due;
@@ -270,7 +271,7 @@ struct landings {
 	struct landing *first, **last;
 };
 
-// What the responder owes the requester, in order.
+// A response that the responder has still to send, in order.
 struct owed {
 	enum { OWED_ACK, OWED_NAK, OWED_READ } kind;
 	enum nak code;
@@ -283,60 +284,60 @@ struct owed {
 struct qp {
 	union {
 		struct ibv_qp qp;
-		struct ibv_qp_ex ex; // whose beginning that is
+		struct ibv_qp_ex ex; // which begins with that
 	};
-	struct builder *builder; // of ex
-	struct qp *next; // of all
+	struct builder *builder; // for ex
+	struct qp *next; // in the list of all queue pairs
 	struct qp *next_busy;
-	bool is_busy, again; // on the list; more came up while the engine was at it
+	bool is_busy, again; // in the list of busy ones; more to do has come while the engine worked on it
 	struct ibv_qp_cap cap;
 	bool sig_all;
 	struct ibv_qp_attr attr; // as modified
-	bool astray; // its packets go where nobody is
-	bool communicated; // something has come
-	int windows; // bound on it
-	struct cm_id *id; // of the connection manager
-	uint32_t extensions; // that the two ends have agreed on (ibv_set_ece); 0: none
-	uint32_t async_events; // reported
+	bool astray; // its packets reach nobody
+	bool communicated; // a packet has come
+	int windows; // number bound on it
+	struct cm_id *id; // the connection manager's
+	uint32_t extensions; // that the two ends have negotiated (ibv_set_ece); 0: none
+	uint32_t async_events; // number reported
 
 	// requester: positions in sq, counted for ever
 	struct send_wqe *sq;
 	uint32_t sq_size;
 	uint32_t posted, sent, completed; // next to post, to send, to complete
-	_Atomic uint32_t freed; // slots up to that are free, once their completion was polled
-	uint32_t offset; // of the message at sent
+	_Atomic uint32_t freed; // slots before this one are free, as their completions were polled
+	uint32_t offset; // in the message at sent
 	uint32_t next_msn;
-	int reads; // under way
-	uint64_t send_at; // not before
-	uint64_t busy_until; // in timed mode: with what it has taken to do
+	int reads; // number in progress
+	uint64_t send_at; // does not send before
+	uint64_t busy_until; // in timed mode: when its present operations end
 	uint64_t progress_at; // when the peer last responded
 	int retries, rnr_retries; // left
-	bool stopped; // a work request has failed: nothing behind it is sent
+	bool stopped; // a work request has failed: none after it is sent
 	struct landings out; // read data and completions
 
 	// responder
-	struct recv_wqe *rq; // NULL: srq
+	struct recv_wqe *rq; // NULL: it has an srq
 	uint32_t rq_size, rq_posted, rq_taken;
 	_Atomic uint32_t rq_freed;
-	uint32_t expected, received; // message, and offset in it
+	uint32_t expected, received; // number of the expected message, and the bytes of it that have come
 	bool gap; // a sequence NAK was sent
-	struct recv_wqe current; // of the message that is being received
+	struct recv_wqe current; // for the message that is being received
 	bool has_current;
 	uint64_t current_got;
 	struct owed *owed;
 	uint32_t owed_size, owed_first, owed_end;
 	int reads_owed;
-	bool refused; // a NAK that ends the connection is owed
+	bool refused; // a NAK that ends the connection has still to be sent
 	struct landings in;
 
 	uint64_t flush_at; // in error: when to flush
-	bool want_flush, want_last; // still to be done: flush, last-WQE event
+	bool want_flush, want_last; // still to do: the flush, the last-WQE event
 };
 
 extern struct qp *all_qps;
 struct qp *find_qp(uint32_t number);
 void qp_busy(struct qp *);
-void qp_error(struct qp *); // to the error state
+void qp_error(struct qp *); // puts it into the error state
 void qp_last_wqe(struct qp *);
 int modify_qp(struct ibv_qp *, struct ibv_qp_attr *, int mask); // hw.mu is held
 
@@ -368,23 +369,23 @@ struct srq {
 int srq_post_recv(struct ibv_srq *, struct ibv_recv_wr *, struct ibv_recv_wr **);
 bool srq_take(struct srq *, struct recv_wqe *);
 
-// ---- what lands late (landing.c) ----
+// ---- writes and completions that come late (landing.c) ----
 
 void land(struct landings *, const struct grant *, uint8_t *to, const uint8_t *from, uint32_t n);
-void land_completion(struct qp *, struct landings *, struct cq *, const struct completion *, uint64_t due); // 0: of its own accord
-uint64_t land_due(struct qp *, struct landings *, uint64_t now); // the next time
-void land_all(struct landings *); // memory, not completions
+void land_completion(struct qp *, struct landings *, struct cq *, const struct completion *, uint64_t due); // due 0: right after what it covers
+uint64_t land_due(struct qp *, struct landings *, uint64_t now); // returns the next time
+void land_all(struct landings *); // writes memory, but reports no completions
 void land_drop(struct landings *);
-void land_grant(struct mr *, struct mw *); // all that was granted by one of them
+void land_grant(struct mr *, struct mw *); // writes all that one of them has admitted
 
 // ---- the engine (engine.c, requester.c, responder.c, reset.c) ----
 
 #define NEVER UINT64_MAX
 enum { MTU = 4096, PORT_LID = 1 };
-uint64_t step(void); // hw.mu is held; the time of the next
+uint64_t step(void); // hw.mu is held; returns the time of the next step
 void start_engine(void);
 void look_for_reset(void); // reset.c; hw.mu is held
-void note_resets(void); // those before this process
+void note_resets(void); // those before this process has started
 void wake_engine(void);
 
 uint64_t requester_run(struct qp *, uint64_t now);

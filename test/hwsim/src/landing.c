@@ -1,11 +1,12 @@
 // How bytes reach memory. A device writes a message in pieces, in any order and over some
-// time; what is certain is that all of it is there when the completion that covers it
-// appears (IBTA specification volume 1, sections 9.5 and 10.8.2; PCIe relaxed ordering).
-// Only a later completion of the same queue pair covers an RDMA write. By a region's own key,
-// memory of relaxed ordering has nothing of it before; a window has no such flag.
+// time. It is only certain that all of it is there when the completion that covers it appears
+// (IBTA specification volume 1, sections 9.5 and 10.8.2; PCIe relaxed ordering). An RDMA write
+// is covered only by a later completion of the same queue pair. Memory with relaxed ordering
+// that is accessed by its region's own key has none of the bytes before that; a window has no
+// flag for it.
 #include "hwsim.h"
 
-enum { PIECES = 3 }; // of a packet, at most
+enum { PIECES = 3 }; // at most, for a packet
 
 static void append(struct landings *l, struct landing *x)
 {
@@ -57,7 +58,8 @@ static void place(struct landing *x)
 	x->placed = true;
 }
 
-// place_relaxed is behind a completion whose time has come.
+// place_relaxed writes the pieces of relaxed ordering that are covered by a completion whose
+// time has come.
 static void place_relaxed(struct landings *l, struct landing *end)
 {
 	for (struct landing *x = l->first; x != end; x = x->next)
@@ -65,8 +67,8 @@ static void place_relaxed(struct landings *l, struct landing *end)
 			place(x);
 }
 
-// land_due places the pieces whose time has come, and reports completions in their order,
-// each behind all that it covers.
+// land_due writes the pieces whose time has come, and reports completions in their order, each
+// after all that it covers.
 uint64_t land_due(struct qp *q, struct landings *l, uint64_t now)
 {
 	uint64_t next = NEVER;
@@ -102,7 +104,7 @@ void land_all(struct landings *l)
 		place(x);
 }
 
-// land_drop is for the end of a queue pair: the receives of a shared queue come back.
+// land_drop is called when a queue pair is destroyed: receives of a shared queue return to it.
 void land_drop(struct landings *l)
 {
 	struct landing *x;
@@ -116,10 +118,10 @@ void land_drop(struct landings *l)
 	l->last = &l->first;
 }
 
-// land_grant places all that a region or a window has let in, before that goes.
+// land_grant writes all pieces that a region or a window has admitted, before it is removed.
 void land_grant(struct mr *m, struct mw *w)
 {
-	for (struct qp *q = all_qps; q; q = q->next) { // with relaxed pieces alone one is not busy
+	for (struct qp *q = all_qps; q; q = q->next) { // one with only relaxed pieces is not busy
 		struct landings *both[] = {&q->in, &q->out};
 
 		for (int i = 0; i < 2; i++)

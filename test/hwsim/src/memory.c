@@ -1,9 +1,9 @@
-// Memory regions and what their keys allow (IBTA specification volume 1, sections 10.6
-// and 11.2.8; ibv_reg_mr(3)).
+// Memory regions, and what their keys permit (IBTA specification volume 1, sections 10.6 and
+// 11.2.8; ibv_reg_mr(3)).
 #include "hwsim.h"
 
-// Keys are an index, and below it a generation that differs each time that the index is
-// used: a stale key finds nothing.
+// A key is an index, with a generation in its lower bits that differs each time the index is
+// used: so a stale key finds nothing.
 enum { KEY_BITS = 8 };
 
 static struct keyed {
@@ -45,7 +45,7 @@ void key_free(uint32_t key)
 
 	k->mr = NULL;
 	k->mw = NULL;
-	next_index = key >> KEY_BITS; // used again at once, which finds stale keys out
+	next_index = key >> KEY_BITS; // used again at once, so that stale keys are detected
 }
 
 static struct keyed *lookup(uint32_t key)
@@ -55,7 +55,7 @@ static struct keyed *lookup(uint32_t key)
 	return i < table_size ? &table[i] : NULL;
 }
 
-// find_mw is the window with an index, whatever its key's low byte is now.
+// find_mw returns the window with an index, whatever the low byte of its key is now.
 struct mw *find_mw(uint32_t key)
 {
 	struct keyed *k = lookup(key);
@@ -90,7 +90,7 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t n, int access)
 	m->mr = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = addr, .length = n};
 	pthread_mutex_lock(&hw.mu);
 	m->mr.lkey = key_for(m, NULL);
-	m->mr.rkey = key_for(m, NULL); // many devices have one for both; nobody may rely on that (10.6.3.3)
+	m->mr.rkey = key_for(m, NULL); // many devices have the same key for both; programs must not rely on that (10.6.3.3)
 	((struct pd *)pd)->users++;
 	pthread_mutex_unlock(&hw.mu);
 	return &m->mr;
@@ -110,14 +110,14 @@ struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t n, uint64_t
 	return ibv_reg_mr_iova2(pd, addr, n, iova, access);
 }
 
-// When it returns the device does not touch the memory any more: what it has already
-// accepted is placed before.
+// When it returns, the device no longer accesses the memory: operations that were accepted are
+// completed first.
 int ibv_dereg_mr(struct ibv_mr *mr)
 {
 	struct mr *m = (struct mr *)mr;
 
 	pthread_mutex_lock(&hw.mu);
-	if (m->windows) { // C10-76: a region with windows cannot go
+	if (m->windows) { // C10-76: a region with windows cannot be deregistered
 		pthread_mutex_unlock(&hw.mu);
 		return EINVAL;
 	}
@@ -140,7 +140,8 @@ static bool inside(uint64_t addr, uint64_t n, uint64_t from, uint64_t length)
 	return addr >= from && n <= length && addr - from <= length - n;
 }
 
-// local_access checks an entry of a scatter/gather list (10.6.3.1). No byte needs no key.
+// local_access checks an entry of a scatter/gather list (10.6.3.1). An entry without bytes
+// needs no key.
 bool local_access(struct ibv_pd *pd, uint32_t lkey, uint64_t addr, uint64_t n, int access, struct grant *g)
 {
 	struct keyed *k = lookup(lkey);
@@ -153,9 +154,8 @@ bool local_access(struct ibv_pd *pd, uint32_t lkey, uint64_t addr, uint64_t n, i
 		inside(addr, n, (uintptr_t)m->mr.addr, m->mr.length);
 }
 
-// remote_access checks what a peer wants of this process's memory (10.6.3.3, 9.4.1): the
-// queue pair's rights, the key with its generation, domain or queue pair, rights and
-// bounds.
+// remote_access checks a peer's access to this process's memory (10.6.3.3, 9.4.1): the queue
+// pair's rights, the key with its generation, the domain or queue pair, rights and bounds.
 bool remote_access(struct qp *q, uint32_t rkey, uint64_t addr, uint64_t n, int access, struct grant *g)
 {
 	struct keyed *k = lookup(rkey);
@@ -164,8 +164,8 @@ bool remote_access(struct qp *q, uint32_t rkey, uint64_t addr, uint64_t n, int a
 	if (access & ~q->attr.qp_access_flags)
 		return false;
 	if (!n)
-		return true; // C9-88: no byte, no check of the key
-	if (k && k->mw) { // type 2B: of the queue pair that it is bound on
+		return true; // C9-88: without bytes the key is not checked
+	if (k && k->mw) { // type 2B: it belongs to the queue pair on which it is bound
 		struct mw *w = k->mw;
 		struct mr *m = w->mr ? w->mr : w->late_mr;
 		struct qp *of = w->mr ? w->qp : w->late_qp;

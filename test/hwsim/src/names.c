@@ -1,4 +1,4 @@
-// What programs print, and calls that the simulated device does not have.
+// Functions for what programs print, and calls that the simulated device does not support.
 #include "cm.h"
 
 #include <netdb.h>
@@ -93,6 +93,6 @@ int ibv_fork_init(void) { return 0; }
 // Linux before 5.12 shares the pages of registered memory with forked children.
 enum ibv_fork_status ibv_is_fork_initialized(void) { return start() || config.fork_needed ? IBV_FORK_DISABLED : IBV_FORK_UNNEEDED; }
 
-// Programs that connect over rsockets need librdmacm's own; these here poll what is no
-// rsocket (rping, ucmatose).
+// Programs that connect over rsockets need librdmacm's own. The programs here poll descriptors
+// that are not rsockets (rping, ucmatose).
 int rpoll(struct pollfd *fds, nfds_t n, int timeout) { return poll(fds, n, timeout); }

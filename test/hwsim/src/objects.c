@@ -15,7 +15,7 @@ struct ibv_device device = {
 
 static struct context *contexts;
 
-// start attaches this process; an errno if there is nothing to attach to.
+// start attaches this process to the fabric. It returns an errno if there is none.
 int start(void)
 {
 	static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
@@ -163,7 +163,7 @@ int ibv_query_device(struct ibv_context *v, struct ibv_device_attr *a)
 
 int ibv_query_port(struct ibv_context *v, uint8_t port, struct _compat_ibv_port_attr *compat)
 {
-	struct ibv_port_attr *a = (void *)compat; // whose fields these are, up to flags
+	struct ibv_port_attr *a = (void *)compat; // has the same fields, up to flags
 	struct ibv_gid_entry e[64];
 
 	if (port != 1)
@@ -186,8 +186,8 @@ int ibv_query_port(struct ibv_context *v, uint8_t port, struct _compat_ibv_port_
 	return 0;
 }
 
-// The table has an entry for each address of this host's interfaces, as on RoCE. On
-// InfiniBand it has the port's own alone.
+// The table has an entry for each address of this host's interfaces, as on RoCE. On InfiniBand
+// it has only the port's own.
 ssize_t _ibv_query_gid_table(struct ibv_context *v, struct ibv_gid_entry *e, size_t max, uint32_t flags, size_t size)
 {
 	struct ifaddrs *all, *i;
@@ -320,7 +320,7 @@ void forget_async(struct context *c, void *element)
 	events_drop(&c->async, concerns, drop, element);
 }
 
-// reported is where the events that the program has taken of an object are counted.
+// reported returns the count of events of an object that the program has taken.
 static uint32_t *reported(struct ibv_async_event *ev)
 {
 	switch (ev->event_type) {

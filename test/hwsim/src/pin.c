@@ -18,7 +18,8 @@ static uint64_t pages(const void *addr, size_t n, uintptr_t *begin)
 	return (((uintptr_t)addr + n + page - 1) & -page) - *begin;
 }
 
-// exempt: the limit is not for CAP_IPC_LOCK in the initial user namespace (PROC_USER_INIT_INO).
+// exempt: the limit does not apply to a process with CAP_IPC_LOCK in the initial user
+// namespace (PROC_USER_INIT_INO).
 static bool exempt(void)
 {
 	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -29,8 +30,8 @@ static bool exempt(void)
 		(stat("/proc/self/ns/user", &s) || s.st_ino == 0xEFFFFFFD);
 }
 
-// faults_in reports whether each page is mapped and readable, and writable if it is to be. Kernels
-// before 5.14 cannot tell, and where nothing is to cost time nobody looks.
+// faults_in reports whether each page is mapped and readable, and if needed writable. Kernels
+// before 5.14 cannot tell. If operations must cost no time, it does not look.
 static bool faults_in(uintptr_t begin, uint64_t n, bool writes)
 {
 	static _Alignas(4096) char own[4096];

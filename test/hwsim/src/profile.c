@@ -1,16 +1,17 @@
 // The device families, as their drivers' sources and manuals describe them. Paths below
-// drivers/infiniband are Linux's, those below providers rdma-core's. Round numbers are of
-// the order that such devices have, not of one model.
+// drivers/infiniband are Linux's, those below providers rdma-core's. Round numbers show the
+// order of magnitude of such devices, not of one model.
 #include "hwsim.h"
 
-// What things take on a NIC; the README has the sources. None of them tells families apart.
+// How long operations take on a NIC; the README has the sources. No source distinguishes the
+// families.
 #define COSTS .cost = {[COST_REG] = 16000, [COST_REG_BYTE_PS] = 60, [COST_DEREG] = 10000, \
 	[COST_BIND] = 1000, [COST_QP] = 1000000, [COST_SLOW_QP] = 10000000, [COST_WAKE] = 5000}
 
 enum { WINDOWS_2B = IBV_DEVICE_MEM_WINDOW_TYPE_2B };
 
 static const struct profile profiles[] = {
-	{ // the mlx5 of profiles without a name of their own
+	{ // the mlx5 for profiles without a name of their own
 		.name = "mlx5-roce", .transport = IBV_TRANSPORT_IB, .link_layer = IBV_LINK_LAYER_ETHERNET,
 		.vendor_id = 0x02c9, .part_id = 4129, // ConnectX-7
 		// hw/mlx5/qp.c, calc_send_wqe: by the size of a send queue's entry. More is EINVAL.
@@ -51,7 +52,7 @@ static const struct profile profiles[] = {
 		.max_qp = 16 << 10, .max_qp_wr = 4063, .max_cq = 32 << 10, .max_cqe = (1 << 20) - 1,
 		.max_mr = 1 << 20, .max_pd = 256 << 10, .max_srq = 0, .max_srq_wr = 0, .max_mw = 1 << 20, // E810 has no SRQ
 		.max_sge = 13, .max_sge_rd = 13, .max_rd_atomic = 127,
-		.flags = 0, // windows there are, the flag there is not (hw/irdma/verbs.c, irdma_query_device)
+		.flags = 0, // it has windows, but not the flag (hw/irdma/verbs.c, irdma_query_device)
 		.full_errno = ENOMEM, .limit_errno = ENOMEM, COSTS,
 	},
 	{
@@ -77,7 +78,7 @@ static const struct profile profiles[] = {
 	{
 		.name = "mana", .transport = IBV_TRANSPORT_IB, .link_layer = IBV_LINK_LAYER_ETHERNET,
 		.vendor_id = 0x1414, .part_id = 0,
-		// providers/mana/wr.c looks at no send flag but IBV_SEND_SIGNALED and the like
+ // providers/mana/wr.c uses no send flags except IBV_SEND_SIGNALED and the like
 		.max_inline = 1 << 16, .ignores_inline = true,
 		.max_qp = 1 << 14, .max_qp_wr = 4096, .max_cq = 1 << 14, .max_cqe = 1 << 14,
 		.max_mr = 1 << 14, .max_pd = 1 << 14, .max_mw = 0,

@@ -1,5 +1,5 @@
-// Queue pairs: their limits, their states, their end (IBTA specification volume 1,
-// sections 10.2.4, 10.3.1 and 11.2.5; ibv_create_qp(3), ibv_modify_qp(3)).
+// Queue pairs: their limits, their states and their end (IBTA specification volume 1, sections
+// 10.2.4, 10.3.1 and 11.2.5; ibv_create_qp(3), ibv_modify_qp(3)).
 #include "hwsim.h"
 
 struct qp *all_qps;
@@ -13,10 +13,10 @@ struct qp *find_qp(uint32_t number)
 	return table[number & ((1 << SLOT_SHIFT) - 1)];
 }
 
-// A number is used again as late as possible: its predecessor may be in timewait.
+// A number is used again as late as possible, because its predecessor may be in timewait.
 static uint32_t new_number(struct qp *q)
 {
-	const uint32_t mask = (1 << SLOT_SHIFT) - 1, first = 2; // 0 and 1 are the management's (9.2.4)
+	const uint32_t mask = (1 << SLOT_SHIFT) - 1, first = 2; // 0 and 1 are reserved for management (9.2.4)
 	uint32_t n;
 
 	do
@@ -44,7 +44,7 @@ static int check_cap(const struct ibv_qp_init_attr *a)
 	return 0;
 }
 
-// fit_inline grants inline data as the family does.
+// fit_inline grants inline data as the device family does.
 static bool fit_inline(struct ibv_qp_cap *c)
 {
 	const struct profile *p = config.profile;
@@ -77,7 +77,7 @@ static void make_queues(struct qp *q)
 		q->rq[i].sge = calloc(q->cap.max_recv_sge, sizeof(struct ibv_sge));
 }
 
-// take_time is what making a queue pair takes: one in 32 is slow.
+// take_time takes the time of making a queue pair: one in 32 is slow.
 static void take_time(void)
 {
 	enum cost kind = COST_QP;
@@ -131,7 +131,8 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
 
 // ---- states ----
 
-// What each transition of an RC queue pair requires and allows (11.2.5.2, table 91).
+// The attributes that each transition of an RC queue pair requires and permits (11.2.5.2,
+// table 91).
 static const struct {
 	enum ibv_qp_state from, to;
 	int required, allowed;
@@ -175,8 +176,8 @@ static int check_path(struct qp *q, const struct ibv_qp_attr *a)
 	return a->ah_attr.port_num == 1 ? 0 : EINVAL;
 }
 
-// reaches reports whether a path's address is one of this fabric, all of which has the port's or the
-// host's.
+// reaches reports whether a path's address is one of this fabric. All its devices have the
+// port's address, or the host's.
 static bool reaches(struct ibv_context *v, const struct ibv_ah_attr *to)
 {
 	union ibv_gid gid;
@@ -192,7 +193,7 @@ static bool reaches(struct ibv_context *v, const struct ibv_ah_attr *to)
 	return true;
 }
 
-// reset forgets everything; no completion is made of what was posted (10.3.1.1).
+// reset forgets everything that was posted, without completions (10.3.1.1).
 static void reset(struct qp *q)
 {
 	land_drop(&q->in);
@@ -217,8 +218,8 @@ static void reset(struct qp *q)
 	q->want_flush = q->want_last = false;
 }
 
-// Messages are numbered from the two ends' first packet sequence numbers on: if these differ,
-// nothing that is sent is what is expected.
+// Messages are numbered from the first packet sequence numbers of the two ends. If these
+// differ, no message has the number that the other end expects.
 enum { PSN = 0xffffff };
 
 static void copy_attr(struct qp *q, const struct ibv_qp_attr *a, int mask)
@@ -321,9 +322,9 @@ int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask, struct ibv_
 	return 0;
 }
 
-// Extensions beyond the specification, which the libraries of the two ends agree on while they
-// connect (enhanced connection establishment: ibv_query_ece(3)). mlx5 alone has any: those that
-// it was made with, until others are set.
+// Extensions beyond the specification, which the libraries of the two ends negotiate while
+// they connect (enhanced connection establishment: ibv_query_ece(3)). Only mlx5 has any: those
+// with which a queue pair was made, until others are set.
 enum { OWN_EXTENSIONS = 0x10000000 };
 
 int ibv_query_ece(struct ibv_qp *qp, struct ibv_ece *e)
@@ -344,8 +345,9 @@ int ibv_set_ece(struct ibv_qp *qp, struct ibv_ece *e)
 	return 0;
 }
 
-// qp_error begins the end: nothing new is sent or taken, but what was under way may go on
-// into memory until the work requests are flushed, which takes a while (10.3.1.5).
+// qp_error begins the end of a queue pair. No further operation is started or accepted, but
+// those in progress may still write to memory until the work requests are flushed, which takes
+// a while (10.3.1.5).
 void qp_error(struct qp *q)
 {
 	if (q->qp.state == IBV_QPS_ERR || q->qp.state == IBV_QPS_RESET)
@@ -353,12 +355,12 @@ void qp_error(struct qp *q)
 	q->qp.state = IBV_QPS_ERR;
 	q->want_flush = q->want_last = true;
 	q->flush_at = late(config.flush_ns);
-	q->owed_first = q->owed_end; // nothing is served any more
+	q->owed_first = q->owed_end; // no further read is served
 	q->reads_owed = 0;
 	qp_busy(q);
 }
 
-// qp_last_wqe reports that a queue pair with a shared queue takes nothing any more
+// qp_last_wqe reports that a queue pair with a shared queue takes no further receive
 // (11.6.3.5: affiliated asynchronous event "Last WQE Reached").
 void qp_last_wqe(struct qp *q)
 {
@@ -393,7 +395,7 @@ static void unlist(struct qp *q)
 	table[q->qp.qp_num & ((1 << SLOT_SHIFT) - 1)] = NULL;
 }
 
-// When it returns the device touches no memory for this queue pair any more (11.2.5.5).
+// When it returns, the device no longer accesses memory for this queue pair (11.2.5.5).
 int ibv_destroy_qp(struct ibv_qp *qp)
 {
 	struct qp *q = (struct qp *)qp;
@@ -404,7 +406,7 @@ int ibv_destroy_qp(struct ibv_qp *qp)
 	mw_unbind_all(q);
 	unlist(q);
 	forget_async(context_of(qp->context), qp);
-	while (q->async_events) // ibv_destroy_qp(3) waits for their acknowledgement
+	while (q->async_events) // ibv_destroy_qp(3) waits until the events are acknowledged
 		pthread_cond_wait(&hw.acked, &hw.mu);
 	((struct pd *)qp->pd)->users--;
 	((struct cq *)qp->send_cq)->users--;

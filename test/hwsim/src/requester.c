@@ -1,5 +1,5 @@
-// The requester's half of a queue pair: sends work requests in order, takes the responses,
-// completes in order (IBTA specification volume 1, sections 9.7.2 and 9.7.5).
+// The requester's half of a queue pair: it sends work requests in order, processes the
+// responses, and completes in order (IBTA specification volume 1, sections 9.7.2 and 9.7.5).
 #include "hwsim.h"
 
 enum { RING_FULL_NS = 10000 }; // when to look again whether a ring has room
@@ -33,7 +33,7 @@ static void complete(struct qp *q, struct send_wqe *w, enum ibv_wc_status status
 		.qp = q, .of_send = true, .frees = q->completed + 1,
 	};
 
-	if (status) { // ibv_poll_cq(3): of a failure only these and vendor_err are valid
+	if (status) { // ibv_poll_cq(3): after a failure only these and vendor_err are valid
 		c.wc.opcode = config.calm ? 0 : chance(256);
 		c.wc.vendor_err = 0x50 + status;
 	} else if (is_read(w)) {
@@ -59,7 +59,7 @@ static void complete_sends(struct qp *q)
 	}
 }
 
-// fail ends the queue pair with this work request, once those before it have completed.
+// fail ends the queue pair with this work request, after those before it have completed.
 static void fail(struct qp *q, uint32_t i, enum ibv_wc_status status)
 {
 	struct send_wqe *w = wqe(q, i);
@@ -74,8 +74,8 @@ static void fail(struct qp *q, uint32_t i, enum ibv_wc_status status)
 	complete_sends(q);
 }
 
-// requester_flush completes what is left with "flushed", signaled or not (10.8.3.1,
-// table 90). What still was to land has landed.
+// requester_flush completes the remaining work requests with "flushed", signaled or not
+// (10.8.3.1, table 90). Bytes in progress have been written before.
 void requester_flush(struct qp *q)
 {
 	for (; q->completed != q->posted; q->completed++) {
@@ -101,7 +101,7 @@ static enum progress emit(struct qp *q, struct send_wqe *w, enum packet_type typ
 	bool last = type == P_READ || q->offset + n == w->length, skip = n && unmoved(type, w->length);
 	int op = w->wr.opcode;
 
-	if (q->astray || !alive(to)) // the host is gone: nobody will respond
+	if (q->astray || !alive(to)) // the host is gone, so there will be no response
 		return SENT;
 	p = put_begin(to, skip ? 0 : n, type);
 	if (!p)
@@ -161,7 +161,7 @@ static enum progress send_read(struct qp *q, struct send_wqe *w)
 	return p;
 }
 
-// change_window executes at once, and has what is behind it wait.
+// change_window executes at once, and delays the requests after it.
 static enum ibv_wc_status change_window(struct qp *q, struct send_wqe *w, uint64_t now)
 {
 	if (config.cost[COST_BIND])
@@ -169,7 +169,7 @@ static enum ibv_wc_status change_window(struct qp *q, struct send_wqe *w, uint64
 	return w->wr.opcode == IBV_WR_BIND_MW ? mw_bind(q, &w->wr) : mw_invalidate_local(q, w->wr.invalidate_rkey);
 }
 
-// send_one executes the work request at q->sent, in part if a ring is full.
+// send_one executes the work request at q->sent, or a part of it if a ring is full.
 static enum progress send_one(struct qp *q, struct send_wqe *w, uint64_t now)
 {
 	if (w->wr.send_flags & IBV_SEND_FENCE && q->reads)
@@ -214,7 +214,7 @@ static uint64_t send_all(struct qp *q, uint64_t now)
 			complete_sends(q);
 			break;
 		case WAITS:
-			return NEVER; // for a response
+			return NEVER; // the response
 		case RING_FULL:
 			return now + RING_FULL_NS;
 		case FAILED:
@@ -226,7 +226,7 @@ static uint64_t send_all(struct qp *q, uint64_t now)
 
 // ---- repeating ----
 
-// find_msn is the position of a message that is under way; posted: none.
+// find_msn returns the position of a message in progress, or posted if there is none.
 static uint32_t find_msn(struct qp *q, uint32_t msn)
 {
 	uint32_t end = q->sent + (q->offset || (q->sent != q->posted && wqe(q, q->sent)->numbered));
@@ -237,7 +237,7 @@ static uint32_t find_msn(struct qp *q, uint32_t msn)
 	return q->posted;
 }
 
-// rewind_to has the message at a position sent again, and all behind it.
+// rewind_to makes the message at a position, and all after it, be sent again.
 static void rewind_to(struct qp *q, uint32_t to)
 {
 	q->sent = to;
@@ -247,7 +247,8 @@ static void rewind_to(struct qp *q, uint32_t to)
 		q->reads += is_read(wqe(q, i)) && !wqe(q, i)->done;
 }
 
-// oldest is the position of the oldest message without a response; sent: none.
+// oldest returns the position of the oldest message without a response, or sent if there is
+// none.
 static uint32_t oldest(struct qp *q)
 {
 	uint32_t i;
@@ -258,7 +259,7 @@ static uint32_t oldest(struct qp *q)
 	return i;
 }
 
-// check_timer repeats what has no response within the time-out, up to retry_cnt times
+// check_timer repeats messages without a response within the timeout, up to retry_cnt times
 // (9.7.6.1.3, C9-141: 4.096 µs × 2^timeout).
 static uint64_t check_timer(struct qp *q, uint64_t now)
 {
@@ -269,7 +270,7 @@ static uint64_t check_timer(struct qp *q, uint64_t now)
 		return NEVER;
 	due = q->progress_at + (4096ull << q->attr.timeout);
 	if (config.timed && now < due)
-		return due; // looking at the ring costs too much
+		return due; // a look at the ring costs too much
 	if (undelivered(peer_slot(q)) && alive(peer_slot(q)))
 		q->progress_at = now;
 	due = q->progress_at + (4096ull << q->attr.timeout);
@@ -306,7 +307,7 @@ static void progress(struct qp *q)
 	q->rnr_retries = q->attr.rnr_retry;
 }
 
-// acknowledge completes the messages up to one, but for reads without all their data.
+// acknowledge completes the messages up to a number, except reads without all their data.
 static void acknowledge(struct qp *q, uint32_t msn)
 {
 	for (uint32_t i = q->completed; i != q->sent; i++) {
@@ -328,7 +329,7 @@ static void take_read_data(struct qp *q, const struct packet *p, const uint8_t *
 	int access = IBV_ACCESS_LOCAL_WRITE;
 
 	if (i == q->posted || !is_read(w) || w->done || w->got != p->offset || w->status)
-		return; // of an earlier try
+		return; // a response to an earlier try
 	if (config.profile->sink_needs_remote_write)
 		access |= IBV_ACCESS_REMOTE_WRITE;
 	if (!scatter(q, &q->out, w->sge, w->wr.num_sge, access, p->offset, payload, p->bytes)) {
@@ -336,7 +337,7 @@ static void take_read_data(struct qp *q, const struct packet *p, const uint8_t *
 		return;
 	}
 	w->got += p->bytes;
-	if (q->qp.state == IBV_QPS_ERR) // its data lands; it is flushed all the same
+	if (q->qp.state == IBV_QPS_ERR) // its data is written, but the request is flushed
 		return;
 	progress(q);
 	if (!(p->flags & F_LAST))
@@ -347,7 +348,7 @@ static void take_read_data(struct qp *q, const struct packet *p, const uint8_t *
 	complete_sends(q);
 }
 
-// The RNR timer's values (9.7.5.2.8, table 45), in 10 µs.
+// The values of the RNR timer (9.7.5.2.8, table 45), in units of 10 µs.
 static const uint32_t rnr_time[32] = {
 	65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192,
 	256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,

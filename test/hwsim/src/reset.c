@@ -1,7 +1,7 @@
 // The device's reset, or its removal and return (drivers/infiniband/core/uverbs_main.c and
-// cma.c: cma_process_remove): whoever raises the word of the shared file has each process's
-// device break all queue pairs, and report that it has gone, by both ways. What is made
-// afterwards works.
+// cma.c: cma_process_remove). When the word in the shared file is raised, each process's
+// device breaks all queue pairs, and reports by both kinds of events that it has gone. Objects
+// that are made afterwards work.
 #include "cm.h"
 
 static uint32_t seen;
@@ -19,7 +19,7 @@ void look_for_reset(void)
 		qp_error(q);
 	async_fatal();
 	for (struct cm_id *i = all_ids; i; i = i->next) {
-		if (!i->id.verbs || i->listener) // of no device yet; a request that nobody has taken
+		if (!i->id.verbs || i->listener) // an id without a device yet, or a request that nobody has taken
 			continue;
 		if (i->listed)
 			atomic_store(&i->listed->handle, 0);

@@ -1,4 +1,4 @@
-// The responder's half of a queue pair: executes requests in order, and answers in order
+// The responder's half of a queue pair: it executes requests in order, and answers in order
 // (IBTA specification volume 1, sections 9.7.3, 9.7.4 and 9.7.5.2).
 #include "hwsim.h"
 
@@ -23,7 +23,7 @@ static struct owed *owe(struct qp *q, int kind, uint32_t msn)
 	return o;
 }
 
-// refuse owes a NAK of the message that is expected. All but RNR and sequence end the
+// refuse queues a NAK of the expected message. All except RNR and sequence NAKs end the
 // connection.
 static void refuse(struct qp *q, enum nak code)
 {
@@ -62,8 +62,8 @@ static bool send_owed(struct qp *q, const struct owed *o, enum packet_type type,
 	return true;
 }
 
-// serve_read reads memory when the response leaves, packet by packet: what has been
-// written by this queue pair before is there (9.7.3, table 79), and the key may be gone.
+// serve_read reads memory when the response is sent, packet by packet. Earlier writes by this
+// queue pair are visible (9.7.3, table 79), and the key may have become invalid.
 static bool serve_read(struct qp *q, struct owed *o)
 {
 	struct grant g;
@@ -88,7 +88,7 @@ static bool serve_read(struct qp *q, struct owed *o)
 	return true;
 }
 
-// broken ends the connection at this end, behind its NAK (9.9.3, class C errors).
+// broken ends the connection at this end, after its NAK (9.9.3, class C errors).
 static void broken(struct qp *q, enum nak code)
 {
 	async_qp(&q->qp, code == NAK_ACCESS ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR);
@@ -170,7 +170,7 @@ static void complete_receive(struct qp *q, const struct packet *p, enum ibv_wc_s
 	land_completion(q, &q->in, (struct cq *)q->qp.recv_cq, &c, 0);
 }
 
-// finished is behind a message's last packet.
+// finished is called after a message's last packet.
 static void finished(struct qp *q, const struct packet *p)
 {
 	owe(q, OWED_ACK, p->msn);
@@ -210,7 +210,8 @@ static void take_send(struct qp *q, const struct packet *p, const uint8_t *paylo
 static void take_write(struct qp *q, const struct packet *p, const uint8_t *payload)
 {
 	struct grant g;
-	// The first packet has the length of all (9.3.3); the key may go at any time.
+	// The first packet has the length of the message (9.3.3); the key may become invalid at
+	// any time.
 	uint64_t at = p->raddr + p->offset, n = p->offset ? p->bytes : p->length;
 
 	if (!remote_access(q, p->rkey, at, n, IBV_ACCESS_REMOTE_WRITE, &g)) {
@@ -241,7 +242,7 @@ static void take_read(struct qp *q, const struct packet *p, bool again)
 	bool allowed = remote_access(q, p->rkey, p->raddr, p->length, IBV_ACCESS_REMOTE_READ, &g);
 
 	if (again && (!allowed || q->reads_owed >= q->attr.max_dest_rd_atomic))
-		return; // it is being read still, or is not to be
+		return; // it is still being read, or must not be read
 	if (!allowed) {
 		refuse(q, NAK_ACCESS);
 		return;
@@ -259,8 +260,8 @@ static void take_read(struct qp *q, const struct packet *p, bool again)
 		q->expected = p->msn + 1;
 }
 
-// in_order reports whether a packet is the one expected next (9.7.4.1.2). A message that
-// was executed already is acknowledged again, a read is read again.
+// in_order reports whether a packet is the next expected one (9.7.4.1.2). A message that was
+// executed already is acknowledged again, and a read is answered again.
 static bool in_order(struct qp *q, const struct packet *p)
 {
 	int32_t ahead = p->msn - q->expected;
@@ -280,8 +281,9 @@ static bool in_order(struct qp *q, const struct packet *p)
 	return p->offset == q->received;
 }
 
-// fits reports whether a message's packets are as long here as there: all but the last have the MTU of
-// the path (9.7.4.1.6). Those of this fabric's rings have a length of their own.
+// fits reports whether a message's packets have the same length at both ends: all except the
+// last have the path's MTU (9.7.4.1.6). The packets in this fabric's rings have another
+// length.
 static bool fits(const struct qp *q, const struct packet *p)
 {
 	return p->code == q->attr.path_mtu || p->length <= 128u << min(p->code, q->attr.path_mtu);
@@ -317,8 +319,8 @@ void responder_request(struct qp *q, const struct packet *p, const uint8_t *payl
 
 // ---- the end ----
 
-// responder_flush completes the receives that are left. Those of a shared queue stay there,
-// but for one that a message had taken.
+// responder_flush completes the remaining receives. Those of a shared queue stay there, except
+// one that a message had taken.
 void responder_flush(struct qp *q)
 {
 	static const struct packet none;

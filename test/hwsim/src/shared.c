@@ -14,9 +14,9 @@ int self;
 
 static int file = -1;
 
-// A process holds the lock of a byte beyond the file's end while it lives: the kernel
-// lets go of it when the process dies, whichever way. The lock belongs to the open file,
-// so that the program's own opening and closing of it does no harm.
+// While a process lives, it holds the lock of a byte beyond the file's end. The kernel
+// releases the lock when the process dies, in whatever way. The lock belongs to the open file,
+// so the program may open and close the file without effect on it.
 static struct flock slot_lock(int slot)
 {
 	return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = sizeof *shared + slot, .l_len = 1};
@@ -43,7 +43,7 @@ int attach(void)
 		shared->counts[self][i] = 0;
 	for (int i = 0; i < LISTENERS; i++)
 		shared->procs[self].listeners[i].handle = 0;
-	for (int from = 0; from < PROCS; from++) { // what was sent to the slot's last process
+	for (int from = 0; from < PROCS; from++) { // messages to the slot's last process
 		struct ring *r = &shared->rings[from][self];
 		r->tail = r->head;
 	}
@@ -53,7 +53,7 @@ int attach(void)
 
 static struct { uint64_t at; bool alive; } known[PROCS];
 
-// alive remembers the answer for a while, as it takes a system call.
+// alive keeps the answer for a while, because it takes a system call.
 bool alive(int slot)
 {
 	const uint64_t valid = 2000000; // ns
@@ -63,7 +63,7 @@ bool alive(int slot)
 	return alive_now(slot);
 }
 
-// alive_now knows of a process that has just come, too.
+// alive_now also finds a process that has just started.
 bool alive_now(int slot)
 {
 	struct flock l;
@@ -90,11 +90,12 @@ void ring_bell(int slot)
 	struct proc *p = &shared->procs[slot];
 
 	atomic_fetch_add(&p->bell, 1);
-	if (atomic_load(&p->asleep) && atomic_exchange(&p->asleep, 0)) // once is enough
+	if (atomic_load(&p->asleep) && atomic_exchange(&p->asleep, 0)) // one ring is enough
 		futex(&p->bell, FUTEX_WAKE, INT_MAX, NULL);
 }
 
-// wait_bell sleeps until a time of the clock, unless the bell has rung since it was seen.
+// wait_bell sleeps until a time of the clock, unless the bell has rung since it was last
+// looked at.
 void wait_bell(uint32_t seen, uint64_t until)
 {
 	struct proc *p = &shared->procs[self];
@@ -112,12 +113,12 @@ enum { CM_BYTES = 128 << 10 };
 
 static uint32_t packet_size(uint32_t payload) { return (sizeof(struct packet) + payload + 63) & ~63u; }
 
-// put_begin finds room for a packet, which put_end publishes. A packet does not wrap
-// round: what is left at the ring's end is padded. A part of the ring is the connection
-// manager's, whose messages take another way than data.
+// put_begin finds room for a packet, which put_end publishes. A packet does not wrap: the rest
+// at the ring's end is padded. A part of the ring is reserved for the connection manager,
+// whose messages take another way than data.
 struct packet *put_begin(int to, uint32_t payload, enum packet_type type)
 {
-	static uint64_t tails[PROCS]; // as last seen: looking takes the cache line from its writer
+	static uint64_t tails[PROCS]; // as last seen, because a look takes the cache line from its writer
 	struct ring *r = &shared->rings[self][to];
 	uint64_t head = r->head, most = RING_BYTES - (type == P_CM ? 0 : CM_BYTES);
 	uint32_t size = packet_size(payload), at = head % RING_BYTES, pad = 0;
@@ -150,8 +151,8 @@ void put_end(int to, struct packet *p)
 		ring_bell(to);
 }
 
-// undelivered reports whether the other engine has yet to look at what was sent: time
-// that passes meanwhile is the processor's, not the network's.
+// undelivered reports whether the other engine has not yet looked at what was sent. Time that
+// passes until then is due to the processor, not to the network.
 bool undelivered(int to)
 {
 	struct ring *r = &shared->rings[self][to];
@@ -193,8 +194,8 @@ void count(enum count what, int n)
 		atomic_fetch_add(&shared->counts[self][what], n);
 }
 
-// complain reports that the program broke a rule. It goes on: devices differ in what
-// becomes of it.
+// complain reports that the program broke a rule. The program goes on, because devices differ
+// in what happens then.
 void complain(const char *format, ...)
 {
 	va_list args;

@@ -97,7 +97,7 @@ int srq_post_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_w
 	return failed;
 }
 
-// srq_take takes the oldest receive, and tells once when few are left (10.2.9.2).
+// srq_take takes the oldest receive, and reports once that only few are left (10.2.9.2).
 bool srq_take(struct srq *s, struct recv_wqe *w)
 {
 	struct recv_wqe *from = &s->rq[s->taken % s->size];

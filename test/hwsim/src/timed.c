@@ -1,6 +1,6 @@
-// Timed mode: what is sent arrives by the clock, at the link's speed and after its latency,
-// and whoever posts or polls does the device's work, so that no thread of the device takes
-// a processor from the programs. The engine's thread looks after what nobody polls for.
+// Timed mode: messages arrive by the clock, at the link's speed and after its latency. Threads
+// that post or poll do the device's work, so that no thread of the device takes a processor
+// from the programs. The engine's thread does what nobody polls for.
 #include "hwsim.h"
 
 #include <sched.h>
@@ -9,17 +9,18 @@
 
 enum {
 	US = 1000, MS = 1000 * US,
-	TICK = 1 * MS, // how often the engine looks while the program polls
-	QUIET = 2 * MS, // without a poll: the program does not
-	NEGLECTED = 200 * US, // a packet that has been due for so long is not polled for
-	STAY = 20 * MS, // the engine goes on working for so long then
-	IDLE = 50 * MS, // what was posted may have started a timer unnoticed
-	SOON = 10 * US, // less than sleeping and waking take
-	AWAKE = 500 * US, // after a queue was armed, in the place of an interrupt
+	TICK = 1 * MS, // the engine's period while the program polls
+	QUIET = 2 * MS, // after this time without a poll, the program counts as not polling
+	NEGLECTED = 200 * US, // a packet that is due for so long counts as not polled for
+	STAY = 20 * MS, // for how long the engine then works
+	IDLE = 50 * MS, // a work request may have started a timer unnoticed
+	SOON = 10 * US, // shorter than sleeping and waking take
+	AWAKE = 500 * US, // after a queue was armed, in place of an interrupt
 };
 
-// arrival is when n bytes arrive that leave now: behind all that left before, and behind what
-// their queue pair has to do first, which does not keep the link from others.
+// arrival returns when n bytes arrive that are sent now: after all that was sent before, and
+// after what their queue pair has to do first, which does not delay other queue pairs on the
+// link.
 uint64_t arrival(struct qp *q, uint32_t n)
 {
 	static uint64_t link_free;
@@ -36,7 +37,7 @@ uint64_t arrival(struct qp *q, uint32_t n)
 	return q->busy_until + config.latency_ns;
 }
 
-// compute takes a processor's time, as the kernel does that pins pages.
+// compute takes processor time, as the kernel does when it pins pages.
 void compute(uint64_t ns)
 {
 	uint64_t until;
@@ -47,7 +48,7 @@ void compute(uint64_t ns)
 		;
 }
 
-// idle takes time alone, as the kernel does that waits for a device's command.
+// idle takes only time, as the kernel does when it waits for a device's command.
 void idle(uint64_t ns)
 {
 	struct timespec t = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
@@ -57,15 +58,15 @@ void idle(uint64_t ns)
 			;
 }
 
-// unmoved reports whether a message's payload stays where it is. Messages are moved, as
-// they are what the programs understand each other by; so are writes and reads as short as
-// those with which a device is put to the test.
+// unmoved reports whether a message's payload is not moved. Messages are always moved, because
+// the programs need their content. So are writes and reads that are as short as those by which
+// a device is probed.
 bool unmoved(enum packet_type type, uint32_t length)
 {
 	return config.no_copy && type != P_SEND && length >= UNMOVED_FROM;
 }
 
-// packet_bytes is how much of what is left of a message goes into a packet.
+// packet_bytes returns how much of the rest of a message goes into one packet.
 uint32_t packet_bytes(enum packet_type type, uint32_t length, uint32_t left)
 {
 	return left < MTU || unmoved(type, length) ? left : MTU;
@@ -82,8 +83,8 @@ static bool neglected(uint64_t now)
 	return false;
 }
 
-// While the engine listens, each packet rings its bell: when a completion queue is armed,
-// and when the program does not poll, or not for what comes.
+// While the engine listens, each packet rings its bell: when a completion queue is armed, and
+// when the program does not poll, or does not poll for what has come.
 void timed_engine(void)
 {
 	struct proc *me = &shared->procs[self];
@@ -112,7 +113,7 @@ void timed_engine(void)
 	}
 }
 
-// timed_post is for what was posted to a queue pair: it leaves at once.
+// timed_post is called for requests that were posted to a queue pair, which are sent at once.
 void timed_post(struct qp *q)
 {
 	uint64_t next;
@@ -120,7 +121,7 @@ void timed_post(struct qp *q)
 
 	hw.now = now_ns();
 	next = requester_run(q, hw.now);
-	reports = q->out.first && next == q->out.first->due; // to who polls, if no queue is armed
+	reports = q->out.first && next == q->out.first->due; // to a thread that polls, if no queue is armed
 	if (next < hw.now + TICK && (!reports || atomic_load(&hw.armed)))
-		wake_engine(); // a ring is full, or a timer runs that no poll may be there for
+		wake_engine(); // a ring is full, or a timer runs for which there may be no poll
 }

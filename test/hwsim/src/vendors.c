@@ -1,5 +1,5 @@
-// perftest's programs are linked with the libraries of two vendors besides, which need
-// libibverbs' inside. Here those have nothing.
+// perftest's programs are also linked with libraries of two vendors, which need internals of
+// libibverbs. Here these libraries are empty.
 #include "hwsim.h"
 
 #define NONE(name) void *name(void) { errno = EOPNOTSUPP; return NULL; }

@@ -1,4 +1,4 @@
-// Memory windows of type 2B: they belong to the queue pair that they are bound on (IBTA
+// Memory windows of type 2B: they belong to the queue pair on which they are bound (IBTA
 // specification volume 1, sections 10.6.7.2, 10.6.7.2.7 and 11.2.8.10; ibv_bind_mw(3)).
 #include "hwsim.h"
 
@@ -32,7 +32,8 @@ static void unbind(struct mw *w)
 	w->qp = NULL;
 }
 
-// invalidate unbinds a window, which stays of use to its peer if the device is to be so.
+// invalidate unbinds a window. With stays, the peer can still use it, as on a device that does
+// not enforce invalidation.
 static void invalidate(struct mw *w, bool stays)
 {
 	struct mr *mr = w->mr;
@@ -45,7 +46,7 @@ static void invalidate(struct mw *w, bool stays)
 	}
 }
 
-// A window may go while it is bound (11.2.8.9).
+// A window may be deallocated while it is bound (11.2.8.9).
 int mw_dealloc(struct ibv_mw *mw)
 {
 	struct mw *w = (struct mw *)mw;
@@ -61,8 +62,8 @@ int mw_dealloc(struct ibv_mw *mw)
 	return 0;
 }
 
-// mw_bind is the execution of IBV_WR_BIND_MW. All of o10-37.2.* that fails is a memory
-// management operation error.
+// mw_bind executes IBV_WR_BIND_MW. Each failure of o10-37.2.* is a memory management operation
+// error.
 enum ibv_wc_status mw_bind(struct qp *q, const struct ibv_send_wr *wr)
 {
 	struct mw *w = (struct mw *)wr->bind_mw.mw;
@@ -71,8 +72,8 @@ enum ibv_wc_status mw_bind(struct qp *q, const struct ibv_send_wr *wr)
 	uint64_t begin = (uintptr_t)m->mr.addr;
 	int writes = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 
-	if (find_mw(wr->bind_mw.rkey) != w || // the index cannot be chosen
-	    w->mr || // bound: type 2 has to be invalidated first
+	if (find_mw(wr->bind_mw.rkey) != w || // the program cannot choose the index
+	    w->mr || // it is bound: type 2 has to be invalidated first
 	    w->mw.pd != q->qp.pd || m->mr.pd != q->qp.pd ||
 	    !(m->access & IBV_ACCESS_MW_BIND) ||
 	    (b->mw_access_flags & writes && !(m->access & IBV_ACCESS_LOCAL_WRITE)) ||
@@ -91,7 +92,7 @@ enum ibv_wc_status mw_bind(struct qp *q, const struct ibv_send_wr *wr)
 	return IBV_WC_SUCCESS;
 }
 
-// valid is the window that a key may invalidate on a queue pair.
+// valid returns the window that a key may invalidate on a queue pair.
 static struct mw *valid(struct qp *q, uint32_t key)
 {
 	struct mw *w = find_mw(key);
@@ -99,8 +100,8 @@ static struct mw *valid(struct qp *q, uint32_t key)
 	return w && w->mr && w->key == key && w->qp == q ? w : NULL;
 }
 
-// mw_invalidate_local is the execution of IBV_WR_LOCAL_INV. What the peer has begun is in
-// memory when it completes.
+// mw_invalidate_local executes IBV_WR_LOCAL_INV. Operations that the peer has begun are
+// completed before it completes.
 enum ibv_wc_status mw_invalidate_local(struct qp *q, uint32_t key)
 {
 	struct mw *w = valid(q, key);
@@ -114,7 +115,7 @@ enum ibv_wc_status mw_invalidate_local(struct qp *q, uint32_t key)
 	return IBV_WC_SUCCESS;
 }
 
-// mw_invalidate_remote is what a send with invalidate does.
+// mw_invalidate_remote executes the invalidation of a send with invalidate.
 bool mw_invalidate_remote(struct qp *q, uint32_t key)
 {
 	struct mw *w = valid(q, key);
@@ -124,8 +125,8 @@ bool mw_invalidate_remote(struct qp *q, uint32_t key)
 	return w != NULL;
 }
 
-// mw_unbind_all ends the windows of a queue pair that is destroyed under them. rxe's
-// kernel waits for a minute then, so it is a fault of the program.
+// mw_unbind_all unbinds the windows of a queue pair that is destroyed. rxe's kernel then waits
+// for a minute, so it counts as a fault of the program.
 void mw_unbind_all(struct qp *q)
 {
 	uint32_t at = 0;

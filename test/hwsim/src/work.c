@@ -11,7 +11,7 @@ uint64_t sge_length(const struct ibv_sge *s, int n)
 	return sum;
 }
 
-// ---- checks that the library makes at once ----
+// ---- checks that the library makes when a request is posted ----
 
 static int check_send(struct qp *q, const struct ibv_send_wr *wr)
 {
@@ -23,7 +23,7 @@ static int check_send(struct qp *q, const struct ibv_send_wr *wr)
 	if (q->posted - atomic_load(&q->freed) == q->sq_size)
 		return p->full_errno;
 	if (wr->num_sge > (int)q->cap.max_send_sge || length > config.max_msg_sz)
-		return EINVAL; // 9.4: a port has a largest message
+		return EINVAL; // 9.4: a port has a maximum message size
 	switch (wr->opcode) {
 	case IBV_WR_RDMA_READ:
 		if (wr->num_sge > p->max_sge_rd || wr->send_flags & IBV_SEND_INLINE)
@@ -53,7 +53,7 @@ static void copy_inline(struct send_wqe *w)
 {
 	uint8_t *to = w->inlined = malloc(w->length + 1);
 
-	for (int i = 0; i < w->wr.num_sge; i++) { // addresses only: keys are not looked at (10.7.2.2)
+	for (int i = 0; i < w->wr.num_sge; i++) { // only addresses: keys are not checked here (10.7.2.2)
 		memcpy(to, (void *)(uintptr_t)w->sge[i].addr, w->sge[i].length);
 		to += w->sge[i].length;
 	}
@@ -131,9 +131,9 @@ int work_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr
 
 // ---- memory of work requests ----
 
-// gather reads n bytes of a message from the memory that its work request names: as late
-// as the device sends it, and again when it is repeated. False: a key does not allow it.
-// To is NULL if the bytes are not moved.
+// gather reads n bytes of a message from the memory that its work request names: when the
+// device sends them, and again when they are repeated. It returns false if a key does not
+// permit it. to is NULL if the bytes are not moved.
 bool gather(struct qp *q, const struct send_wqe *w, uint32_t offset, uint32_t n, uint8_t *to)
 {
 	struct grant g;
@@ -163,7 +163,7 @@ bool gather(struct qp *q, const struct send_wqe *w, uint32_t offset, uint32_t n,
 	return true;
 }
 
-// scatter has n bytes of a message land in memory, from NULL if they are not moved.
+// scatter writes n bytes of a message to memory, or from NULL if they are not moved.
 bool scatter(struct qp *q, struct landings *l, const struct ibv_sge *sge, int nsge, int access, uint32_t offset, const uint8_t *from, uint32_t n)
 {
 	struct grant g;

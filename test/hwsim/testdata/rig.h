@@ -1,5 +1,5 @@
-// Two queue pairs of one process that are connected, for the programs beside this file, which
-// define SIZE, the bytes of memory at each end.
+// Two connected queue pairs of one process, for the programs in this directory. These define
+// SIZE, the bytes of memory at each end.
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
@@ -11,7 +11,7 @@
 
 enum { DEPTH = 8 };
 
-// Two queue pairs that are connected, with what they need. a sends, b is its peer.
+// Two connected queue pairs, and the objects that they need. a sends, b is its peer.
 static struct rig {
 	struct ibv_context *ctx;
 	struct ibv_pd *pd, *other_pd;
@@ -163,7 +163,7 @@ static double now(void)
 	return t.tv_sec + t.tv_nsec / 1e9;
 }
 
-// completion is the next of a queue pair.
+// completion returns the next completion of a queue pair.
 static struct ibv_wc completion(struct ibv_qp *q)
 {
 	static struct ibv_wc kept[64];

@@ -1,5 +1,5 @@
-// Programs that break a rule, each in a case of its own: the device has to notice. Prints a
-// line for each case that ends otherwise than it must, and fails then.
+// Programs that break a rule, each in a case of its own, which the device has to detect. It
+// prints a line for each case with another result than expected, and then fails.
 enum { SIZE = 4096 };
 
 #include "rig.h"
@@ -54,7 +54,7 @@ static void key_right(void)
 	memset(r.mem, 1, SIZE);
 	IS(outcome(request(IBV_WR_RDMA_WRITE, SIZE)), IBV_WC_SUCCESS);
 	IS(outcome(request(IBV_WR_RDMA_READ, SIZE)), IBV_WC_SUCCESS);
-	IS(memcmp(r.mem, r.mem + SIZE, SIZE), 0); // the read is behind the write
+	IS(memcmp(r.mem, r.mem + SIZE, SIZE), 0); // the read comes after the write
 }
 
 static void key_bounds(void)
@@ -113,7 +113,7 @@ static void key_local(void)
 	IS(outcome(wr), IBV_WC_LOC_PROT_ERR);
 }
 
-static void key_of_the_other_kind(void) // a peer's at this end
+static void key_of_the_other_kind(void) // the key of a peer's memory, used at this end
 {
 	struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, 16);
 
@@ -121,7 +121,7 @@ static void key_of_the_other_kind(void) // a peer's at this end
 	IS(outcome(wr), IBV_WC_LOC_PROT_ERR);
 }
 
-static void key_of_this_end(void) // at a peer's
+static void key_of_this_end(void) // the key of this end's memory, used by a peer
 {
 	struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, 16);
 
@@ -139,8 +139,8 @@ static void key_local_write(void)
 	IS(ibv_dereg_mr(readable), 0);
 }
 
-// What comes into memory of relaxed ordering is there behind a completion of its own end, or
-// when the region goes, and not before.
+// Bytes that arrive in memory of relaxed ordering are visible after a completion of their own
+// end, or when the region is deregistered, and not before.
 static void relaxed_ordering(void)
 {
 	int at_once = !strstr(getenv("HWSIM"), "seed"); // calm, or timed
@@ -151,7 +151,7 @@ static void relaxed_ordering(void)
 	NEED(r.to = ibv_reg_mr(r.pd, r.mem + SIZE, SIZE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_RELAXED_ORDERING));
 	memset(r.mem, 1, SIZE);
 	IS(outcome(request(IBV_WR_RDMA_WRITE, SIZE)), IBV_WC_SUCCESS);
-	usleep(1000); // elsewhere a piece lands within 30 µs
+	usleep(1000); // in other memory a piece is written within 30 µs
 	IS(touched(), at_once);
 	post_recv(16);
 	IS(outcome(behind), IBV_WC_SUCCESS);
@@ -190,7 +190,7 @@ static void registering_what_is_not_there(void)
 	munmap(m, 2 * SIZE);
 }
 
-static void locks(int may) // memory, beyond RLIMIT_MEMLOCK
+static void locks(int may) // memory beyond RLIMIT_MEMLOCK
 {
 	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
 	struct __user_cap_data_struct caps[2];
@@ -203,7 +203,7 @@ static void locks(int may) // memory, beyond RLIMIT_MEMLOCK
 
 static void registering_too_much(void)
 {
-	enum { PAGES = 16 }; // fewer of one page are left, as the rig has some
+	enum { PAGES = 16 }; // fewer than that, each of one page, are left, because the rig has some
 	struct rlimit before, limit;
 	uint8_t *m = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	struct ibv_mr *mr[PAGES];
@@ -291,7 +291,7 @@ static void send_queue_full(void)
 		IS(post(r.a, wr), 0);
 	last = request(IBV_WR_RDMA_WRITE, 16);
 	IS(post(r.a, last), 0);
-	IS(post(r.a, last), ENOMEM); // though all may have been done: nobody has polled
+	IS(post(r.a, last), ENOMEM); // all may be done, but nobody has polled
 	IS(status(r.a), IBV_WC_SUCCESS);
 	IS(post(r.a, last), 0);
 	IS(status(r.a), IBV_WC_SUCCESS);
@@ -304,7 +304,7 @@ static void receive_queue_full(void)
 	IS(post_recv(16), ENOMEM);
 }
 
-static void overrun(void) // of a completion queue of two
+static void overrun(void) // of a completion queue with two entries
 {
 	struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, 16);
 
@@ -322,7 +322,7 @@ static void flush(void)
 	IS(to_error(r.b), 0);
 	IS(status(r.b), IBV_WC_WR_FLUSH_ERR);
 	IS(status(r.b), IBV_WC_WR_FLUSH_ERR);
-	post_recv(16); // afterwards as well
+	post_recv(16); // also afterwards
 	IS(status(r.b), IBV_WC_WR_FLUSH_ERR);
 }
 
@@ -362,7 +362,7 @@ static void states(void)
 	ibv_destroy_qp(q);
 }
 
-// What the two ends have to agree on, and where a path leads to.
+// Values on which the two ends have to agree, and where a path leads.
 static void renew(struct ibv_qp **q) // in INIT
 {
 	ibv_destroy_qp(*q);
@@ -457,7 +457,7 @@ static struct ibv_send_wr through(uint32_t key, int op, unsigned off, unsigned n
 static void window_right(void)
 {
 	IS(outcome(through(window(), IBV_WR_RDMA_WRITE, 64, 64)), IBV_WC_SUCCESS);
-	IS(ibv_dereg_mr(r.to), EINVAL); // beneath a window
+	IS(ibv_dereg_mr(r.to), EINVAL); // the region beneath a window
 	ibv_dealloc_mw(mw);
 }
 
@@ -480,7 +480,7 @@ static void window_rights(void)
 	ibv_dealloc_mw(mw);
 }
 
-static void window_of_another(void) // queue pair: b's window by b's peer's side
+static void window_of_another(void) // b's window, used by b: at the other end a's queue pair is not the window's
 {
 	uint32_t key = window();
 
@@ -548,7 +548,8 @@ static void window_invalidated_by_the_peer(void)
 
 // ---- the end ----
 
-// What ibv_destroy_qp, ibv_dereg_mr or an invalidation has returned for is not touched.
+// Memory for which ibv_destroy_qp, ibv_dereg_mr or an invalidation has returned is not
+// accessed any more.
 static void destroyed(void)
 {
 	struct ibv_send_wr wr = request(IBV_WR_RDMA_WRITE, SIZE);
@@ -556,7 +557,7 @@ static void destroyed(void)
 	memset(r.mem, 1, SIZE);
 	for (int i = 0; i < 4; i++)
 		post(r.a, wr);
-	status(r.a); // its bytes may still be landing
+	status(r.a); // its bytes may still be in progress
 	ibv_destroy_qp(r.b);
 	r.b = NULL;
 	memset(r.mem + SIZE, 0, SIZE);
@@ -571,7 +572,7 @@ static void deregistered(void)
 	memset(r.mem, 1, SIZE);
 	for (int i = 0; i < 4; i++)
 		post(r.a, wr);
-	status(r.a); // its bytes may still be landing
+	status(r.a); // its bytes may still be in progress
 	IS(ibv_dereg_mr(r.to), 0);
 	r.to = NULL;
 	memset(r.mem + SIZE, 0, SIZE);

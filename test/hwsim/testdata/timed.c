@@ -1,15 +1,16 @@
-// In timed mode nothing arrives before its time, and what has arrived is right. Prints a line
-// for each case that ends otherwise than it must, and fails then. Later is no fault: the
-// machine may be busy.
+// In timed mode nothing arrives before its time, and what has arrived is correct. It prints a
+// line for each case with another result than expected, and then fails. To be later is no
+// fault, because the machine may be busy.
 enum { SIZE = 1 << 20 };
 
 #include "rig.h"
 
-static double latency, speed; // seconds, bytes/s: as the device is set
+static double latency, speed; // seconds, and bytes/s, as the device is set
 static int moved;
-static int costs; // things take their time
+static int costs; // operations take time
 
-// Of profile.c, but for the last two, which the test sets, to more than a test's own time.
+// From profile.c, except for the last two, which the test sets to more than its own operations
+// take.
 enum { REG_NS = 16000, REG_PS = 60, DEREG_NS = 10000, QP_NS = 1000000, BIND_NS = 1000000, WAKE_NS = 1000000 };
 
 #define NOT_BEFORE(start, want) do { double took_ = now() - (start); if (took_ < (want)) { printf("%s: after %g s, not %g\n", name, took_, (double)(want)); failures++; } } while (0)
@@ -48,7 +49,7 @@ static void read_takes(void)
 	IS(memcmp(r.mem, r.mem + 1, SIZE - 1), 0);
 }
 
-// Messages are moved in any case.
+// Messages are always moved.
 static void message(void)
 {
 	struct ibv_send_wr wr = of_memory(IBV_WR_SEND, SIZE);
@@ -76,7 +77,8 @@ static void one_after_the_other(void)
 	}
 }
 
-// least is what something takes, without what others take of the processor.
+// least returns the least time that something takes, without what others take of the
+// processor.
 static double least(void (*run)(void))
 {
 	double best = 1;
@@ -92,7 +94,8 @@ static double least(void (*run)(void))
 	return best;
 }
 
-// TAKES is what something costs, or less than half of it where nothing costs anything.
+// TAKES checks that something takes its cost, or less than half of it if costs are switched
+// off.
 #define TAKES(run, ns) do { double took_ = least(run), want_ = (ns) / 1e9; if (costs ? took_ < want_ : took_ > want_ / 2) { printf("%s: " #run " takes %g s, of %g\n", name, took_, want_); failures++; } } while (0)
 
 static struct ibv_mr *mr;
@@ -107,7 +110,7 @@ static void memory_costs(void)
 	TAKES(making_a_queue_pair, QP_NS);
 }
 
-// A window's bind and invalidation hold back what their queue pair sends behind them.
+// A window's bind and invalidation delay what their queue pair sends after them.
 static void window_costs(void)
 {
 	struct ibv_mw *w = ibv_alloc_mw(r.pd, IBV_MW_TYPE_2);
@@ -138,7 +141,8 @@ static void window_costs(void)
 	IS(ibv_dealloc_mw(w), 0);
 }
 
-// Who sleeps until its completion queue reports something is woken, if nobody else polls.
+// A thread that sleeps until its completion queue reports something is woken, even if nobody
+// polls.
 static void woken(void)
 {
 	struct ibv_send_wr wr = of_memory(IBV_WR_RDMA_WRITE, SIZE);

@@ -7,12 +7,12 @@ import (
 	"github.com/sanconn/san/test/turns"
 )
 
-// A measurement is calls to a service, so many at a time.
+// A measurement makes calls to a service, by several callers at a time.
 type measurement struct {
 	what    string
 	service string
 	callers int
-	// connect returns a function for each caller that makes a call, and what closes all.
+	// connect returns a function for each caller that makes a call, and one that closes all.
 	connect func(dial dialFunc, address string, callers int) (calls []func() error, close func(), err error)
 }
 
@@ -33,7 +33,7 @@ func (m measurement) run(at map[string]string, rounds int, length time.Duration)
 		}
 		defer closeAll()
 		calls[i] = made
-		if _, err := turns.Load(made, length); err != nil { // connects, and warms up
+		if _, err := turns.Load(made, length); err != nil { // makes the connections, and warms up
 			return nil, err
 		}
 	}
@@ -50,8 +50,8 @@ func (m measurement) run(at map[string]string, rounds int, length time.Duration)
 	return all, nil
 }
 
-// row is a line of the table. Behind a median is half the distance between the quartiles;
-// behind a ratio, which is the median of the rounds' ratios, are the quartiles.
+// row returns a line of the table. After a median is half the distance between the quartiles. After a
+// ratio, which is the median of the rounds' ratios, are their quartiles.
 func row(name string, rounds [][2]turns.Result) string {
 	rate := func(i int) string {
 		low, median, high := turns.Quartiles(rounds, func(r [2]turns.Result) float64 { return r[i].Rate })

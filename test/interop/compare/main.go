@@ -3,9 +3,9 @@
 //
 //	go run ./compare [-rounds 9] [-time 300ms] [-only REGEXP] [-simulate mlx5-roce]
 //
-// Both transports serve and connect throughout; in each round, the one is measured, then the
-// other, each round in another order. Figures are medians of the rounds. With -simulate it is
-// a simulated RDMA device (test/hwsim) in the place of shared memory.
+// The connections of both transports exist all the time. In each round one transport is measured, and
+// then the other, in an order that changes with each round. Figures are medians of the rounds. With
+// -simulate, a simulated RDMA device (test/hwsim) takes the place of shared memory.
 package main
 
 import (
@@ -83,7 +83,7 @@ var transports = [2]transport{
 	},
 }
 
-// carrier is the provider that is compared with TCP.
+// carrier returns the provider that is compared with TCP.
 func carrier() string {
 	if hwsim.Settings() != "" {
 		return "verbs"
@@ -91,8 +91,7 @@ func carrier() string {
 	return "shm"
 }
 
-// simulate runs this program once more, on a simulated device with a link like that of a
-// ConnectX-7.
+// simulate runs this program again, on a simulated device with a link like that of a ConnectX-7.
 func simulate(profile string) error {
 	dir, err := os.MkdirTemp("/dev/shm", "san-compare")
 	if err != nil {
@@ -108,10 +107,10 @@ func simulate(profile string) error {
 	return cmd.Run()
 }
 
-// addresses are where services are: by service and transport.
+// addresses has the address of each service, by service and transport.
 type addresses map[string]map[string]string
 
-// serveAll serves everything by each transport, and prints where.
+// serveAll serves each service on each transport, and prints the addresses.
 func serveAll() error {
 	all := make(addresses)
 	for name, serve := range services {

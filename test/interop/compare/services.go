@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	answerSize = 1 << 10 // of each call but the stream's
+	answerSize = 1 << 10 // of each call, except the stream's
 	streamSize = 1 << 20 // of each message of the stream
 )
 
@@ -48,7 +48,7 @@ var services = map[string]func(net.Listener){
 
 var errAnswer = errors.New("not the answer")
 
-// same returns a call for each caller.
+// same returns the same call for each caller.
 func same(call func() error, callers int) []func() error {
 	calls := make([]func() error, callers)
 	for i := range calls {
@@ -109,7 +109,7 @@ func (grpcService) UnaryCall(context.Context, *pb.SimpleRequest) (*pb.SimpleResp
 	return &pb.SimpleResponse{Payload: &pb.Payload{Body: answer}}, nil
 }
 
-// StreamingOutputCall sends until the client has gone.
+// StreamingOutputCall sends until the client has closed the stream.
 func (grpcService) StreamingOutputCall(_ *pb.StreamingOutputCallRequest, stream grpc.ServerStreamingServer[pb.StreamingOutputCallResponse]) error {
 	message := &pb.StreamingOutputCallResponse{Payload: &pb.Payload{Body: make([]byte, streamSize)}}
 	for {

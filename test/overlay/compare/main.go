@@ -1,11 +1,11 @@
-// Compare measures programs built by the command san beside the same built by go: both ends
-// either way, in processes of their own, which take turns. It prints a table.
+// Compare compares programs built by the command san with the same programs built by go. Both ends are
+// built in the same way, and run in processes of their own, which take turns. It prints a table.
 //
 //	go run ./compare [-rounds 15] [-time 300ms] [-only REGEXP] [-control]
 //
-// Figures are medians of the rounds, in each of which one is measured, then the other, each round
-// in another order. With -control both are built by go: what differs then is the machine. It is
-// to be run in test/overlay.
+// In each round the one is measured, and then the other, in an order that changes with each round.
+// Figures are medians of the rounds. With -control both are built by go: then the differences come from
+// the machine. It has to be run in test/overlay.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/sanconn/san/test/overlay/internal/build"
 )
 
-// ways are how programs are built: by which command. -control has go in both places.
+// ways are the commands by which programs are built. With -control both are go.
 var ways = [2]string{"go", "san"}
 
 func main() {

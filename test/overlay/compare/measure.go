@@ -12,15 +12,15 @@ import (
 	"github.com/sanconn/san/test/turns"
 )
 
-// A measurement is a load on a server, by so many callers. The server's program is the first word
-// of its name.
+// A measurement is a load on a server, by a number of callers. The first word of its name is the
+// server's program.
 type measurement struct {
 	what, server, load, path string
 	callers                  int
-	env                      string // VARIABLE=VALUE, of both processes
+	env                      string // VARIABLE=VALUE, for both processes
 }
 
-// plainReads has gRPC read as others do, and not by RawConn.Read.
+// plainReads makes gRPC read by the connection's Read instead of RawConn.Read.
 const plainReads = "GRPC_GO_EXPERIMENTAL_HTTP_FRAMER_READ_BUFFER_POOLING=false"
 
 var measurements = []measurement{
@@ -64,7 +64,7 @@ type result struct {
 	Dialed map[string]int
 }
 
-// run returns the line of the table.
+// run makes the measurement, and returns the line of the table.
 func (m measurement) run(b *builder, rounds int, length time.Duration) (line string, err error) {
 	if name, value, ok := strings.Cut(m.env, "="); ok {
 		os.Setenv(name, value)
@@ -93,7 +93,7 @@ func (m measurement) run(b *builder, rounds int, length time.Duration) (line str
 		}
 		defer loads[i].end()
 	}
-	for _, load := range loads { // connects, warms up, and moves
+	for _, load := range loads { // makes the connections, warms up, and lets them move
 		if _, err := load.round(max(length, time.Second)); err != nil {
 			return "", err
 		}
@@ -112,7 +112,7 @@ func (m measurement) run(b *builder, rounds int, length time.Duration) (line str
 	return row(m.name(), all), nil
 }
 
-// round has a load be made for some time.
+// round makes a load run for some time.
 func (p process) round(length time.Duration) (r result, err error) {
 	if _, err = fmt.Fprintln(p.in, length); err != nil {
 		return r, err
@@ -124,8 +124,8 @@ func (p process) round(length time.Duration) (r result, err error) {
 	return r, json.Unmarshal(line, &r)
 }
 
-// row is a line of the table. Behind a ratio, which is the median of the rounds' ratios, are
-// the quartiles.
+// row returns a line of the table. After a ratio, which is the median of the rounds' ratios, are their
+// quartiles.
 func row(name string, rounds [][2]result) string {
 	rate := func(i int) string {
 		_, median, _ := turns.Quartiles(rounds, func(r [2]result) float64 { return r[i].Rate })
@@ -145,7 +145,7 @@ func row(name string, rounds [][2]result) string {
 		carriers(rounds[len(rounds)-1][1].Dialed))
 }
 
-// carriers are those of the built load's connections at the end.
+// carriers returns what carried the load's connections at the end, if it was built by san.
 func carriers(dialed map[string]int) string {
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(dialed)) {

@@ -13,13 +13,13 @@ import (
 	"github.com/sanconn/san/test/overlay/internal/build"
 )
 
-// A builder builds each program once each way.
+// A builder builds each program once in each way.
 type builder struct {
 	dir   string
 	files map[string]string
 }
 
-// built returns the file of a program, built by a command.
+// built returns the file of a program that a command has built.
 func (b *builder) built(program, way string) (file string, err error) {
 	key := program + "." + way
 	if file, ok := b.files[key]; ok {
@@ -42,12 +42,12 @@ func (b *builder) built(program, way string) (file string, err error) {
 	return file, nil
 }
 
-// A process is a program that runs, with lines on both sides.
+// A process is a running program with pipes for lines in both directions.
 type process struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
 	out    *bufio.Reader
-	behind *process // ends with it, or nil
+	behind *process // another process that ends with it, or nil
 }
 
 func start(file string, args ...string) (p process, err error) {
@@ -120,7 +120,7 @@ func startFiles(file, dir string) (process, string, error) {
 	return startCaddy(file, dir, "root "+dir+"\n\tfile_server")
 }
 
-// startProxy starts a caddy before such a one.
+// startProxy starts a caddy before such a file server.
 func startProxy(file, dir string) (process, string, error) {
 	files, address, err := startFiles(file, dir)
 	if err != nil {
@@ -144,7 +144,7 @@ func startCaddy(file, dir, site string) (process, string, error) {
 	if err != nil {
 		return process{}, "", err
 	}
-	os.Setenv("XDG_DATA_HOME", dir) // what it keeps
+	os.Setenv("XDG_DATA_HOME", dir) // where it keeps its files
 	p, err := start(file, args...)
 	if err == nil {
 		err = accepts(address)
@@ -162,7 +162,7 @@ func printing(file, _ string) (process, string, error) {
 	return p, strings.TrimSpace(address), err
 }
 
-// freeAddress returns an address of which nobody has the port just now.
+// freeAddress returns an address whose port nobody uses at the moment.
 func freeAddress() string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -172,7 +172,7 @@ func freeAddress() string {
 	return l.Addr().String()
 }
 
-// accepts waits until somebody does at an address.
+// accepts waits until a process accepts connections at an address.
 func accepts(address string) error {
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		c, err := net.Dial("tcp", address)

@@ -37,7 +37,7 @@ func main() {
 	}
 }
 
-// serve prints its address, and its counters when a line comes in.
+// serve prints its address, and its counters for each line of standard input.
 func serve(secure bool) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -45,7 +45,7 @@ func serve(secure bool) {
 	}
 	var options []grpc.ServerOption
 	if secure {
-		test := httptest.NewTLSServer(nil) // for its certificate
+		test := httptest.NewTLSServer(nil) // only for its certificate
 		defer test.Close()
 		options = append(options, grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: test.TLS.Certificates})))
 	}
@@ -57,7 +57,7 @@ func serve(secure bool) {
 	fmt.Println(expvar.Get("sanbuild"))
 }
 
-// moved is how many connections that this process has dialed have moved.
+// moved returns how many connections that this process has dialed have moved.
 func moved() int {
 	var c struct{ Dialed map[string]int }
 	if v := expvar.Get("sanbuild"); v == nil || json.Unmarshal([]byte(v.String()), &c) != nil {
@@ -66,7 +66,7 @@ func moved() int {
 	return c.Dialed["shm"]
 }
 
-// check makes health checks, with the keepalive for which gRPC sets TCP_USER_TIMEOUT.
+// check makes health checks, with a keepalive, for which gRPC sets TCP_USER_TIMEOUT.
 func check(address string, secure bool, move int) {
 	by := insecure.NewCredentials()
 	if secure {
@@ -87,7 +87,7 @@ func check(address string, secure bool, move int) {
 			log.Fatalf("check %d: %v %v", n, r, err)
 		}
 	}
-	// A service of no name is unknown, in whose name much goes.
+	// The service is unknown. Its name is large, to move many bytes.
 	if _, err := client.Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: strings.Repeat("x", 1<<20)}); err == nil {
 		log.Fatal("a long name is known")
 	}

@@ -1,6 +1,6 @@
-// Handed is a server whose listener is of a descriptor that it was given: by tableflip, of an older
-// process of itself; by its parent, fasthttp's prefork, or of its own making, as that has it for
-// SO_REUSEPORT; by systemd. And it is the client that asks whom it has reached.
+// Handed is a server whose listener comes from a descriptor: from an older process of itself, by
+// tableflip; from its parent, or made by itself with SO_REUSEPORT, by fasthttp's prefork; or from
+// systemd. It is also the client that asks which process it has reached.
 package main
 
 import (
@@ -30,11 +30,11 @@ func main() {
 	}
 }
 
-// answer is what a server tells of itself.
+// answer is what a server reports about itself.
 type answer struct {
 	PID      int
 	Accepted json.RawMessage
-	Dialed   json.RawMessage `json:",omitempty"` // the client's
+	Dialed   json.RawMessage `json:",omitempty"` // set by the client
 }
 
 func tell(w http.ResponseWriter, _ *http.Request) {
@@ -42,7 +42,7 @@ func tell(w http.ResponseWriter, _ *http.Request) {
 	json.NewEncoder(w).Encode(a)
 }
 
-// counters are those of this process.
+// counters returns the counters of this process.
 func counters(what string) json.RawMessage {
 	var all map[string]json.RawMessage
 	if v := expvar.Get("sanbuild"); v != nil {
@@ -51,8 +51,8 @@ func counters(what string) json.RawMessage {
 	return all[what]
 }
 
-// flip is upgraded by a page. A process whose successor is ready serves what it has accepted, until
-// standard input ends.
+// flip is upgraded when a page is requested. A process whose successor is ready serves the connections
+// that it has accepted, until standard input ends.
 func flip(address string) error {
 	u, err := tableflip.New(tableflip.Options{})
 	if err != nil {
@@ -79,7 +79,7 @@ func flip(address string) error {
 	return err
 }
 
-// fork serves by children.
+// fork serves by child processes.
 func fork(address string) error {
 	p := prefork.New(&fasthttp.Server{Handler: fasthttpadaptor.NewFastHTTPHandlerFunc(tell)})
 	p.Reuseport = os.Args[1] == "reuseport"
@@ -95,7 +95,8 @@ func systemd(string) error {
 	return http.Serve(all[0], http.HandlerFunc(tell))
 }
 
-// client has a connection for each name, and asks for a page by it, for each line, "name page".
+// client has a connection for each name. For each line, "name page", it requests the page on that
+// connection.
 func client(address string) error {
 	connections := make(map[string]*http.Client)
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
@@ -112,7 +113,7 @@ func client(address string) error {
 		}
 		var a answer
 		err = json.NewDecoder(r.Body).Decode(&a)
-		r.Body.Close() // the rest, a newline, is read, too
+		r.Body.Close() // reads the rest, a newline, so that the connection is kept
 		if err != nil {
 			return err
 		}

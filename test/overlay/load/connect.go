@@ -22,7 +22,7 @@ import (
 // patience is how long a call may take.
 const patience = 20 * time.Second
 
-// each makes one function of all callers.
+// each returns the same call for all callers.
 func each(callers int, call func() error) (calls []func() error) {
 	for range callers {
 		calls = append(calls, call)
@@ -30,16 +30,16 @@ func each(callers int, call func() error) (calls []func() error) {
 	return calls
 }
 
-// keeping is a client that keeps the connections of so many callers.
+// keeping returns a client that keeps a connection for each caller.
 func keeping(callers int) *http.Client {
 	return &http.Client{Timeout: patience, Transport: &http.Transport{
 		MaxIdleConnsPerHost: callers,
-		MaxConnsPerHost:     callers, // else it may dial more than it then uses
+		MaxConnsPerHost:     callers, // otherwise it may dial more connections than it then uses
 		DisableCompression:  true,
 	}}
 }
 
-// answered reads an answer, in which there is something.
+// answered reads an answer, which must not be empty.
 func answered(r *http.Response, err error) error {
 	if err != nil {
 		return err
@@ -52,13 +52,13 @@ func answered(r *http.Response, err error) error {
 	return err
 }
 
-// connectHTTP gets a URL by connections that are kept.
+// connectHTTP gets a URL over kept connections.
 func connectHTTP(url string, callers int) ([]func() error, error) {
 	client := keeping(callers)
 	return each(callers, func() error { return answered(client.Get(url)) }), nil
 }
 
-// connectEtcdPut puts a value of 1 KiB, connectEtcdGet gets it, by etcd's client.
+// connectEtcdPut puts a value of 1 KiB, and connectEtcdGet gets it, by etcd's client.
 func connectEtcdPut(address string, callers int) ([]func() error, error) {
 	c, err := clientv3.NewFromURL("http://" + address)
 	if err != nil {
@@ -96,7 +96,7 @@ func connectEtcdGet(address string, callers int) ([]func() error, error) {
 	}), nil
 }
 
-// connectNATSRequest makes requests of 1 KiB, answered by another connection of this process.
+// connectNATSRequest makes requests of 1 KiB, which another connection of this process answers.
 func connectNATSRequest(address string, callers int) ([]func() error, error) {
 	answers, err := nats.Connect(address)
 	if err != nil {
@@ -122,11 +122,11 @@ func connectNATSRequest(address string, callers int) ([]func() error, error) {
 	}), nil
 }
 
-// publishings is how many messages a call of connectNATSPublish is.
+// publishings is how many messages are one call of connectNATSPublish.
 const publishings = 200
 
-// connectNATSPublish publishes messages of 128 bytes, and waits for them to come by another
-// connection. Each caller has two connections.
+// connectNATSPublish publishes messages of 128 bytes, and waits until they come on another connection.
+// Each caller has two connections.
 func connectNATSPublish(address string, callers int) (calls []func() error, err error) {
 	message := make([]byte, 128)
 	for i := range callers {
@@ -168,7 +168,7 @@ func connectNATSPublish(address string, callers int) (calls []func() error, err 
 	return calls, nil
 }
 
-// connectGRPC makes health checks by one connection.
+// connectGRPC makes health checks on one connection.
 func connectGRPC(address string, callers int) ([]func() error, error) {
 	c, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -181,7 +181,7 @@ func connectGRPC(address string, callers int) ([]func() error, error) {
 	}), nil
 }
 
-// connectPostgres selects 100 rows of 100 bytes, each caller by its own connection.
+// connectPostgres selects 100 rows of 100 bytes, each caller on its own connection.
 func connectPostgres(address string, callers int) ([]func() error, error) {
 	db, err := sql.Open("pgx", "postgres://user@"+address+"/test?sslmode=disable&default_query_exec_mode=simple_protocol")
 	if err != nil {

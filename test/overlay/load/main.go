@@ -2,8 +2,8 @@
 //
 //	load WHAT ADDRESS CALLERS
 //
-// For each duration on standard input it makes calls for so long, one after the other by each
-// caller, and prints a line of JSON: the result.
+// For each duration on standard input it makes calls for that long, each caller one call after the other,
+// and prints the result as a line of JSON.
 package main
 
 import (
@@ -19,7 +19,8 @@ import (
 	"github.com/sanconn/san/test/turns"
 )
 
-// A result is of the calls of one duration; Dialed is of all that the process has dialed.
+// A result is about the calls of one duration. Dialed is about all connections that the process has
+// dialed.
 type result struct {
 	turns.Result
 	Dialed json.RawMessage
@@ -67,7 +68,7 @@ func main() {
 	}
 }
 
-// dialed is what has carried the connections, null in a plain process.
+// dialed returns what has carried the connections, or null in a plain process.
 func dialed() json.RawMessage {
 	var c struct{ Dialed json.RawMessage }
 	if v := expvar.Get("sanbuild"); v != nil {

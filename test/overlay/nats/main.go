@@ -1,5 +1,5 @@
-// Nats makes requests through a server of NATS, each answered by another connection of its own,
-// until so many connections have moved:
+// Nats makes requests through a NATS server, each of which it answers itself on another connection, until
+// N connections have moved:
 //
 //	nats ADDRESS N
 package main
@@ -17,7 +17,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// moved is how many connections that this process has dialed have moved.
+// moved returns how many connections that this process has dialed have moved.
 func moved() int {
 	var c struct{ Dialed map[string]int }
 	if v := expvar.Get("sanbuild"); v == nil || json.Unmarshal([]byte(v.String()), &c) != nil {

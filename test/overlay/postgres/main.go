@@ -1,5 +1,5 @@
-// Postgres is a server of PostgreSQL's protocol, by pgx's own package for servers. It has one
-// table of 100 rows, which it returns for every query.
+// Postgres is a server of PostgreSQL's protocol, by pgx's own package for servers. It has one table of
+// 100 rows, which it returns for each query.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// main prints the address, and the counters for each line that comes in.
+// main prints the address, and then the counters for each line of standard input.
 func main() {
 	log.SetFlags(0)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -51,7 +51,7 @@ func serve(b *pgproto3.Backend) error {
 		return err
 	}
 	b.Send(&pgproto3.AuthenticationOk{})
-	// Without these two pgx makes no simple queries.
+	// pgx makes simple queries only if it has got these two.
 	b.Send(&pgproto3.ParameterStatus{Name: "standard_conforming_strings", Value: "on"})
 	b.Send(&pgproto3.ParameterStatus{Name: "client_encoding", Value: "UTF8"})
 	for {

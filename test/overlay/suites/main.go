@@ -1,10 +1,10 @@
-// Suites runs other people's tests with plain go, and by the command san with each connection
-// moved at once. What passes with go has to pass so, but for the exceptions of table.go.
+// Suites runs other people's tests with plain go, and by the command san with each connection moved at
+// once. Tests that pass with go have to pass with san, too, except those that table.go lists.
 //
 //	go run ./suites [-only REGEXP]
 //
-// It prints a table, and ends with 1 if there is another exception. It is to be run in
-// test/overlay, and takes the better part of an hour.
+// It prints a table, and exits with 1 if another test fails. It has to be run in test/overlay, and takes
+// the better part of an hour.
 package main
 
 import (
@@ -59,7 +59,7 @@ func compare(dir string, chosen *regexp.Regexp) (ok bool, err error) {
 			continue
 		}
 		c, err := s.run(dir, san)
-		if err != nil { // the others may tell something all the same
+		if err != nil { // the other suites may still be of use
 			log.Printf("%s: %v", s.name, err)
 			ok = false
 			continue
@@ -70,15 +70,15 @@ func compare(dir string, chosen *regexp.Regexp) (ok bool, err error) {
 	return ok, nil
 }
 
-// comparison is what has come of a suite.
+// comparison is the result of a suite.
 type comparison struct {
-	plain, san int // tests that passed
+	plain, san int // how many tests passed
 	dialed     map[string]int
-	onlyPlain  []string // tests, after another run of them
-	once       []string // tests that have passed in that one
+	onlyPlain  []string // tests that passed only with plain go, also in a second run
+	once       []string // tests that passed in the second run
 }
 
-// run runs a suite both ways.
+// run runs a suite in both ways.
 func (s suite) run(dir, san string) (c comparison, err error) {
 	source, err := s.source(dir)
 	if err != nil {
@@ -118,7 +118,7 @@ func (s suite) run(dir, san string) (c comparison, err error) {
 	return c, nil
 }
 
-// source has a copy of the suite's module in the directory, and returns where.
+// source copies the suite's module into the directory, and returns where it is.
 func (s suite) source(dir string) (string, error) {
 	if s.module == "" {
 		return dir, nil
@@ -135,7 +135,7 @@ func (s suite) source(dir string) (string, error) {
 	return dir, err
 }
 
-// row is a line of the table, with a known exception once for all of its subtests.
+// row returns a line of the table. A known exception is listed once for all of its subtests.
 func (s suite) row(c comparison) string {
 	var exceptions []string
 	subtests := make(map[string]int)
@@ -156,7 +156,7 @@ func (s suite) row(c comparison) string {
 		c.dialed["tcp"], c.dialed["shm"], strings.Join(exceptions, "; "))
 }
 
-// exception returns as which exception a test is known, its own or that of the test whose
+// exception returns the key of the known exception for a test: its own, or that of the test whose
 // subtest it is.
 func (s suite) exception(name string) (key string, ok bool) {
 	if _, ok = s.except[name]; !ok {

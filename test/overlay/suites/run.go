@@ -12,20 +12,20 @@ import (
 	"strings"
 )
 
-// test is one of a package, by its full name.
+// test is a test of a package, by its full name.
 type test struct{ pkg, name string }
 
-// top reports whether it is no subtest. Only then the other run surely has it: names of
-// subtests may have an address in them.
+// top reports whether it is not a subtest. Only then is it certain that the other run has it, too: names
+// of subtests may contain addresses.
 func (t test) top() bool { return !strings.Contains(t.name, "/") }
 
-// Outcomes, in the words of go.
+// Outcomes, as the go command names them.
 const (
 	passed = "pass"
 	failed = "fail"
 )
 
-// results are what has come of a run.
+// results are the results of a run.
 type results struct {
 	outcome map[test]string
 	dialed  map[string]int
@@ -40,8 +40,8 @@ func (r results) passed() (n int) {
 	return n
 }
 
-// without returns the tests that have passed in r and not in other. Of a test of which a subtest
-// failed as well, it has only that.
+// without returns the tests that have passed in r and not in other. If a test and one of its subtests
+// are missing, it returns only the subtest.
 func (r results) without(other results) (missing []test) {
 	for t, outcome := range r.outcome {
 		there, ran := other.outcome[t]
@@ -56,8 +56,8 @@ func (r results) without(other results) (missing []test) {
 	})
 }
 
-// test runs the suite's tests, all or those that are named, by go or by san, in the latter case
-// with an overlay.
+// test runs the suite's tests, all or only the named ones, by go or by san, in the latter case with an
+// overlay.
 func (s suite) test(dir, command, overlay string, only []test) (r results, err error) {
 	args := []string{"test", "-json", "-count=1", "-short", "-timeout=15m"}
 	if overlay != "" {
@@ -77,26 +77,26 @@ func (s suite) test(dir, command, overlay string, only []test) (r results, err e
 		packages = slices.Compact(packages)
 	}
 	cmd := exec.Command(command, append(args, packages...)...)
-	cmd.Dir, cmd.Env = dir, append(os.Environ(), "SAN_MOVE=now") // which a plain one does not know
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "SAN_MOVE=now") // plain go ignores it
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	out, _ := cmd.Output() // fails with its tests
+	out, _ := cmd.Output() // it fails if tests fail
 	if r, err = parse(out); err == nil && r.passed() == 0 && only == nil {
 		err = fmt.Errorf("%s %s: nothing passed\n%s%s", command, strings.Join(cmd.Args[1:], " "), stderr.Bytes(), out)
 	}
 	return r, err
 }
 
-// carried is what a test of count prints.
+// carried begins the line that a test of count prints.
 const carried = "carried by "
 
-// parse reads what "go test -json" prints.
+// parse parses the output of "go test -json".
 func parse(out []byte) (r results, err error) {
 	r = results{make(map[test]string), make(map[string]int)}
 	for line := range bytes.Lines(out) {
 		var event struct{ Action, Package, Test, Output string }
 		if json.Unmarshal(line, &event) != nil {
-			continue // of the build
+			continue // output of the build
 		}
 		switch _, counters, ok := strings.Cut(event.Output, carried); {
 		case ok:
@@ -110,7 +110,7 @@ func parse(out []byte) (r results, err error) {
 		case event.Test == "" || event.Test == countTest:
 		case event.Action == "pass" || event.Action == "fail" || event.Action == "skip":
 			t := test{event.Package, event.Test}
-			if old := r.outcome[t]; old != failed { // two files of a package's tests may have one of a name
+			if old := r.outcome[t]; old != failed { // two files of a package may have tests of the same name
 				r.outcome[t] = event.Action
 			}
 		}
@@ -118,7 +118,7 @@ func parse(out []byte) (r results, err error) {
 	return r, nil
 }
 
-// countTest comes behind all others, but for those that run side by side.
+// countTest runs after all other tests, except those that run in parallel.
 const countTest = "TestWhatCarried"
 
 const countFile = `package %s_test
@@ -137,8 +137,8 @@ func ` + countTest + `(t *testing.T) {
 }
 `
 
-// count writes an overlay to a directory by which each package tells what its connections were
-// carried by.
+// count writes an overlay to a directory, by which each package's tests print what has carried their
+// connections.
 func (s suite) count(by, dir string) (overlay string, err error) {
 	cmd := exec.Command("go", append([]string{"list", "-f", "{{.Dir}}\t{{.Name}}"}, s.packages...)...)
 	cmd.Dir = dir

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestExceptions has what only go passes found, and told from what is known.
+// TestExceptions: tests that pass only with go are found, and distinguished from known exceptions.
 func TestExceptions(t *testing.T) {
 	run := func(lines string) results {
 		r, err := parse([]byte(lines))
@@ -39,7 +39,7 @@ func TestExceptions(t *testing.T) {
 		names = append(names, missing.name)
 	}
 	slices.Sort(names)
-	if want := []string{"A/one", "B", "C", "E"}; !slices.Equal(names, want) { // C was not run: a crash; E failed in one of two files
+	if want := []string{"A/one", "B", "C", "E"}; !slices.Equal(names, want) { // C did not run, because of a crash; E failed in one of two files
 		t.Errorf("only with go: %q, want %q", names, want)
 	}
 	s := suite{except: map[string]string{"A": "a reason", "B": "another"}}

@@ -1,10 +1,10 @@
 package main
 
-// A suite is the tests of other people's packages.
+// A suite is the tests of some packages of other people.
 type suite struct {
 	name     string
 	module   string // none: a package of Go itself
-	mod      string // what its tests have in place of go.mod and go.sum, without the ending
+	mod      string // files to use in place of its go.mod and go.sum, without the extensions
 	packages []string
 	except   map[string]string // tests that pass only with plain go, and why
 }

@@ -1,5 +1,5 @@
-// Web is a server of net/http: what client_golang exports at /metrics, the counters at
-// /debug/vars, and 1 KiB elsewhere.
+// Web is a server of net/http. It has the page that client_golang exports at /metrics, the counters at
+// /debug/vars, and 1 KiB on all other pages.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Beside has what a program may do beside net's Dial and Listen: it has connections of package
-// san's own, copies of descriptors, and what is not TCP. It publishes a variable by the name that
-// docs/OPERATING.md has for one.
+// Beside does what a program may do in addition to net's Dial and Listen: it uses connections of package
+// san, copies of descriptors, and other networks than TCP. It publishes a variable under the name that
+// docs/OPERATING.md reserves for one.
 package main
 
 import (
@@ -46,7 +46,7 @@ func main() {
 		s.Close()
 	}
 
-	// A copy of the descriptor of a connection that has moved, and one of a listener's.
+	// Copies of the descriptors of a connection that has moved, and of a listener.
 	c, s := connect(tcp, net.Dial)
 	move(c, s)
 	f, err := s.(*net.TCPConn).File()
@@ -67,7 +67,7 @@ func main() {
 	move(c, s)
 	fmt.Printf("net.FileListener: %s %s\n", san.InfoOf(c).Provider, san.InfoOf(s).Provider)
 
-	// What is not TCP.
+	// Networks other than TCP.
 	dir, err := os.MkdirTemp("", "beside")
 	check(err)
 	defer os.RemoveAll(dir)

@@ -27,7 +27,7 @@ func main() {
 	}
 	say("at first")
 
-	// Used enough, it moves.
+	// It moves once it has been used enough.
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		echo(dialed, accepted)
 		if san.InfoOf(c).Provider != "tcp" && san.InfoOf(s).Provider != "tcp" {
@@ -36,7 +36,7 @@ func main() {
 	}
 	say("used")
 
-	// What acts on the socket does.
+	// Calls that act on the socket work.
 	check(dialed.SetNoDelay(false))
 	check(dialed.SetKeepAlivePeriod(time.Minute))
 	check(dialed.SetReadDeadline(time.Now().Add(time.Millisecond)))
@@ -47,7 +47,7 @@ func main() {
 	echo(dialed, accepted)
 	say("options")
 
-	// So do the ways beside Read and Write.
+	// So do other ways to read and write than Read and Write.
 	sent := bytes.Repeat([]byte("0123456789abcdef"), 1<<14)
 	file, err := os.CreateTemp("", "echo")
 	check(err)
@@ -76,8 +76,8 @@ func main() {
 	}
 	say("copied")
 
-	// A function that has the descriptor when the connection goes back keeps bytes from a Read beside
-	// it for as long as it runs, and no longer.
+	// While a function has the descriptor of a connection that goes back to TCP, a concurrent Read gets
+	// no bytes; it does once the function has returned.
 	raw, err := dialed.SyscallConn()
 	check(err)
 	one := make([]byte, 1)
@@ -105,7 +105,7 @@ func main() {
 	check(peers.Control(func(uintptr) {}))
 	_, err = accepted.Write(one)
 	check(err)
-	time.Sleep(50 * time.Millisecond) // until the poller has told of it
+	time.Sleep(50 * time.Millisecond) // until the poller has reported the bytes
 	check(dialed.SetReadDeadline(time.Now().Add(20 * time.Second)))
 	go func() {
 		_, err := dialed.Read(one)
@@ -113,13 +113,13 @@ func main() {
 	}()
 	time.Sleep(50 * time.Millisecond) // until the Read waits
 	close(ends)
-	for i := 0; i < cap(ended); i++ { // it is built as of Go 1.16, too
+	for i := 0; i < cap(ended); i++ { // it must also compile as Go 1.16
 		check(<-ended)
 	}
 	check(dialed.SetReadDeadline(time.Time{}))
 	say("gone back")
 
-	// A descriptor has the connection for a moment, or for good.
+	// The program gets the descriptor for a moment, or for good.
 	check(raw.Control(func(fd uintptr) {
 		for _, o := range []struct{ level, name, want int }{
 			{syscall.SOL_SOCKET, syscall.SO_KEEPALIVE, 1},
@@ -138,7 +138,7 @@ func main() {
 	echo(dialed, accepted)
 	say("with a descriptor")
 
-	// Both ends of a copy are such connections.
+	// Both ends of a copy are connections that move.
 	d, err := net.Dial("tcp", l.Addr().String())
 	check(err)
 	e, err := l.Accept()
@@ -175,7 +175,7 @@ func main() {
 	fmt.Println("open at the end:", open)
 }
 
-// echo has 1000 bytes go one way and back.
+// echo sends 1000 bytes one way and back.
 func echo(a, b net.Conn) {
 	sent, got := bytes.Repeat([]byte("x"), 1000), make([]byte, 1000)
 	for _, way := range [][2]net.Conn{{a, b}, {b, a}} {

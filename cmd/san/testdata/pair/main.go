@@ -1,4 +1,4 @@
-// Pair is a server of HTTP, or its client, and does not use package san: only expvar.
+// Pair is an HTTP server, or its client. It does not use package san, only expvar.
 package main
 
 import (
@@ -24,7 +24,7 @@ func main() {
 			w.Write(b)
 		}))
 		fmt.Println(server.URL)
-		io.Copy(io.Discard, os.Stdin) // until its end
+		io.Copy(io.Discard, os.Stdin) // until the parent closes it
 		return
 	}
 	url, moves := os.Args[1], os.Args[2] == "moves"
@@ -43,7 +43,7 @@ func main() {
 	}
 }
 
-// post posts a body, which comes back.
+// post posts a body, and expects the same body as the answer.
 func post(url string) {
 	sent := strings.Repeat("0123456789", 1000)
 	r, err := http.Post(url, "text/plain", strings.NewReader(sent))

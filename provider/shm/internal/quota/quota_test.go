@@ -6,25 +6,25 @@ import (
 	"testing"
 )
 
-// share is how many units one user can get at most.
+// share returns how many units one user can get at most.
 func (p *Pool) share() int64 { return p.limit / 2 }
 
-// held is how many units a user holds.
+// held returns how many units a user holds.
 func (p *Pool) held(user Holder) int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.by[user]
 }
 
-// takeAll takes single units for a user until it gets no more, and returns what it holds.
+// takeAll takes single units for a user until it gets no more, and returns how many it holds.
 func takeAll(p *Pool, user Holder) int64 {
 	for p.Take(user, 1) {
 	}
 	return p.held(user)
 }
 
-// Each user gets no more than what is free then: a half, a quarter, and so on. Those who come
-// at once get the same.
+// Each user gets at most half of what is free when it comes: a half, a quarter, and so on. Users that
+// come at the same time get the same.
 func TestShares(t *testing.T) {
 	p := New(120)
 	for user, want := range []int64{p.share(), 30, 15} {
@@ -46,7 +46,7 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// A user that is refused gets nothing, and what one gives back is there for another.
+// A user that is refused gets nothing, and what one user returns is free for another.
 func TestTakeAndReturn(t *testing.T) {
 	p := New(10)
 	if p.Take(1, 6) || p.Used() != 0 || p.held(1) != 0 {
@@ -65,7 +65,7 @@ func TestTakeAndReturn(t *testing.T) {
 	}
 }
 
-// What a user was charged with keeps it from more, even beyond the limit.
+// What a user was charged with counts against it, even beyond the limit.
 func TestCharge(t *testing.T) {
 	p := New(10)
 	p.Charge(1, 12)
@@ -78,7 +78,7 @@ func TestCharge(t *testing.T) {
 	}
 }
 
-// The process itself may use all, and users share the rest.
+// The process itself may take everything, and users share the rest.
 func TestOwn(t *testing.T) {
 	p := New(10)
 	if !p.Take(Own, 6) || p.Take(1, 3) || !p.Take(1, 2) || !p.Take(Own, 2) || p.Take(Own, 1) {
@@ -90,8 +90,8 @@ func TestOwn(t *testing.T) {
 	}
 }
 
-// Whatever users do, none holds more than its share, nor all of them more than there is, and
-// the books are right at the end.
+// Whatever users do, none holds more than its share, all together never hold more than there is, and at
+// the end all is accounted for.
 func TestManyUsers(t *testing.T) {
 	p := New(1000)
 	var users sync.WaitGroup

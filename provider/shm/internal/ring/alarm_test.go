@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// One wake-up for each time that an alarm is set, at its place, and none behind clear.
+// An alarm causes one wake-up for each time that it is set, when its place is reached, and none after it
+// is cleared.
 func TestAlarmRingsOnce(t *testing.T) {
 	for _, place := range []uint64{0, 8, 1<<34 - 8, 1 << 34, 1<<40 + 4096} {
 		var a Alarm
@@ -40,18 +41,18 @@ func TestAlarmRingsOnce(t *testing.T) {
 	}
 }
 
-// Two sides count in turns, and sleep for each other: whoever sets an alarm, looks once more, and
-// finds nothing is woken.
+// Two goroutines count in turns, and sleep while they wait for each other. Whoever sets an alarm, looks
+// once more, and finds nothing is woken.
 func TestNoWakeUpIsLost(t *testing.T) {
 	type side struct {
 		count atomic.Uint64
 		alarm Alarm
-		rung  Rung // for the other's
+		rung  Rung // for the other's alarm
 		woken chan struct{}
 	}
 	sides := [2]*side{{woken: make(chan struct{}, 1)}, {woken: make(chan struct{}, 1)}}
 	const rounds = 200_000
-	// turn waits for the other to have counted to n, and counts on.
+	// turn waits until the other side has counted to n, and counts on.
 	turn := func(me, other *side, n, next uint64) bool {
 		for spins := uint64(0); other.count.Load() < n; spins++ {
 			if spins < n%5 {
@@ -60,7 +61,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 			}
 			me.alarm.Set(0)
 			if other.count.Load() >= n {
-				break // without clear, as a session does that slept
+				break // without clear, as a session that has slept
 			}
 			select {
 			case <-me.woken:
@@ -94,8 +95,8 @@ func TestNoWakeUpIsLost(t *testing.T) {
 	}
 }
 
-// A reader that arms, looks once more, and finds nothing is woken by the next message; a writer
-// that finds no room, by the next that is freed. Each goes at whatever moment of the other's.
+// A reader that arms, looks once more, and finds nothing is woken by the next message. A writer that
+// finds no room is woken when some is freed. Both act at varying moments of each other's steps.
 func TestWhoeverSleepsIsWoken(t *testing.T) {
 	const rounds = 100_000
 	p := newPipe(t, Start)
@@ -119,7 +120,7 @@ func TestWhoeverSleepsIsWoken(t *testing.T) {
 			if !until(func() bool { return seen.Load() >= n }) || seen.Load() > n {
 				return // the other side has given up
 			}
-			for range n * 7 % 50 { // at another moment each time
+			for range n * 7 % 50 { // at another moment in each round
 				seen.Load()
 			}
 			if room, _ := p.Reserve(8, 8); room == nil {

@@ -6,7 +6,7 @@ import (
 	"github.com/sanconn/san/provider/shm/internal/quota"
 )
 
-// A pipe is a ring with both of its sides, here in one process.
+// A pipe is a ring with both of its sides in this process.
 type pipe struct {
 	Writer
 	Reader
@@ -29,7 +29,7 @@ func newPipe(t testing.TB, most int) *pipe {
 	return p
 }
 
-// free stands for the system call by which Shrink frees memory.
+// free stands in for the system call by which Shrink frees memory.
 func (p *pipe) free(pages uint64) bool {
 	clear(p.bytes[:pages])
 	p.books.Return(pages)
@@ -49,7 +49,7 @@ func (p *pipe) send(n int, seq uint64) bool {
 	return true
 }
 
-// sendControl is send for control.
+// sendControl sends a control message of n bytes with a number, if there is room.
 func (p *pipe) sendControl(n int, seq uint64) bool {
 	p.t.Helper()
 	room, do := p.ReserveControl(n)
@@ -72,7 +72,7 @@ func (p *pipe) fill(n int, seq uint64) uint64 {
 	return seq
 }
 
-// poll returns the next message, which there must be.
+// poll returns the next message, which must have come.
 func (p *pipe) poll() []byte {
 	p.t.Helper()
 	msg, do := p.Poll()
@@ -100,7 +100,7 @@ func (p *pipe) unbroken(do Action) {
 	}
 }
 
-// pattern fills the ends of a message with a number and bytes derived from it.
+// pattern fills both ends of a message with a number and bytes derived from it.
 func pattern(b []byte, seq uint64) {
 	ends(b, func(i int) bool { b[i] = patternAt(i, seq); return true })
 }

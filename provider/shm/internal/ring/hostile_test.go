@@ -10,7 +10,7 @@ import (
 	"unsafe"
 )
 
-// breaches are what a peer may do to the shared memory, and which side finds it.
+// breaches are changes of the shared memory that a peer may make, and which side finds each.
 var breaches = []struct {
 	name   string
 	breaks func(p *pipe)
@@ -54,7 +54,7 @@ var breaches = []struct {
 	{"head of cells", func(p *pipe) { p.back.spareHead.Store(1) }, true},
 }
 
-// A side that finds nonsense in the shared memory ends with Broken, and finds no more.
+// A side that finds an impossible value in the shared memory ends with Broken, and reads nothing more.
 func TestPeerThatBreaksTheRules(t *testing.T) {
 	for _, tc := range breaches {
 		t.Run(tc.name, func(t *testing.T) {
@@ -62,12 +62,12 @@ func TestPeerThatBreaksTheRules(t *testing.T) {
 			p.send(100, 0)
 			p.poll()
 			p.Drop()
-			p.none() // gives it back
+			p.none() // returns the room
 			p.fill(MaxMessage, 0)
 			for msg, _ := p.Poll(); msg != nil; msg, _ = p.Poll() {
 				p.Drop()
 			}
-			p.fill(MaxMessage, 0) // has read the head
+			p.fill(MaxMessage, 0) // now the writer has read the head
 			for msg, _ := p.Poll(); msg != nil && !tc.writer; msg, _ = p.Poll() {
 				p.Drop()
 			}
@@ -81,7 +81,8 @@ func TestPeerThatBreaksTheRules(t *testing.T) {
 	}
 }
 
-// A writer that begins its next lap over what is kept is found before twice as much is.
+// A hostile writer begins its next lap over messages that the reader keeps. The reader finds that before
+// it keeps twice as much as the ring holds.
 func TestMoreIsKeptThanTheRingHolds(t *testing.T) {
 	p := newPipe(t, minMax)
 	for kept := 0; kept <= Size; kept += 16 {
@@ -130,15 +131,15 @@ func (p *pipe) readerIsBroken() {
 	}
 }
 
-// record publishes n bytes behind a header, as a hostile writer would.
+// record publishes n bytes after a header, as a hostile writer would.
 func (p *pipe) record(h, n uint64) {
 	at := p.out.tail.Load()
 	putHeader(p.Reader.mem, at, h)
 	p.out.tail.Add(n)
 }
 
-// FuzzHostile has a peer write anything anywhere between the calls of both sides. No call
-// panics, runs on, or returns memory outside the ring.
+// FuzzHostile lets a peer write anything anywhere between the calls of both sides. No call panics, loops
+// for ever, or returns memory outside the ring.
 func FuzzHostile(f *testing.F) {
 	for seed := range int64(8) {
 		script := make([]byte, 2000)
@@ -148,7 +149,7 @@ func FuzzHostile(f *testing.F) {
 	f.Fuzz(func(t *testing.T, script []byte) { newHostile(t).run(script) })
 }
 
-// TestHostile is FuzzHostile with more scripts.
+// TestHostile runs FuzzHostile with more scripts.
 func TestHostile(t *testing.T) {
 	for seed := range int64(100) {
 		script := make([]byte, 4000)
@@ -160,12 +161,12 @@ func TestHostile(t *testing.T) {
 type hostile struct {
 	*pipe
 	script []byte
-	kept   []int // lengths
+	kept   []int // lengths of kept messages
 }
 
 func newHostile(t testing.TB) *hostile { return &hostile{pipe: newPipe(t, 1<<20)} }
 
-// next takes a byte of the script, 0 at its end.
+// next takes a byte of the script, or 0 at its end.
 func (h *hostile) next() byte {
 	if len(h.script) == 0 {
 		return 0
@@ -193,7 +194,7 @@ func (h *hostile) run(script []byte) {
 				h.Commit(len(room) * int(h.next()) / 255)
 			}
 		case op < 10:
-			h.Reserve(1, size(h.next())) // stays
+			h.Reserve(1, size(h.next())) // the reservation stays
 		case op < 12:
 			if room, _ := h.ReserveControl(1 + int(h.next())); room != nil {
 				h.CommitControl(len(room))
@@ -245,7 +246,7 @@ func (h *hostile) release() {
 	h.Release()
 }
 
-// inside checks that memory has a length that messages have, and is in the ring or a cell.
+// inside checks that memory has the length of a possible message, and is in the ring or a cell.
 func (h *hostile) inside(b []byte) {
 	if len(b) == 0 || len(b) > MaxMessage || cap(b) != len(b) {
 		h.t.Fatalf("%d bytes, capacity %d", len(b), cap(b))
@@ -259,7 +260,7 @@ func (h *hostile) inside(b []byte) {
 	}
 }
 
-// scribble changes a word of the shared memory: to anything, or to something near.
+// scribble changes a word of the shared memory, to any value or to one near it.
 func (h *hostile) scribble() {
 	control := unsafe.Slice((*uint64)(unsafe.Pointer(&h.out)), unsafe.Sizeof(h.out)/8)
 	if h.next()%2 == 0 {
@@ -269,11 +270,11 @@ func (h *hostile) scribble() {
 	ring := unsafe.Slice((*uint64)(unsafe.Pointer(&h.bytes[0])), Size/8)
 	var at *uint64
 	switch where := h.next(); {
-	case where < 100: // the words in use begin the lines
+	case where < 100: // the words in use are at the beginnings of the lines
 		at = &control[int(where)*8%len(control)+int(h.next())%2]
 	case where < 120:
 		at = &cells[int(h.next())%16*(len(cells)/Spares)+int(h.next())%2]
-	case where < 200: // a header at either side's position
+	case where < 200: // a header at the position of one side
 		at = &ring[h.scan&mask/8]
 	case where < 220:
 		at = &ring[h.Writer.tail&mask/8]
@@ -292,8 +293,8 @@ func (h *hostile) scribble() {
 	}
 }
 
-// A message is as long as it was when its header was checked, whatever the writer writes there
-// in the moment after.
+// The length of a message is the one that was checked in its header, whatever the writer writes there
+// the moment after.
 func TestHeaderThatChangesWhileItIsRead(t *testing.T) {
 	p := newPipe(t, minMax)
 	p.record(kindMessage|8, recordSize(8))
@@ -315,7 +316,8 @@ func TestHeaderThatChangesWhileItIsRead(t *testing.T) {
 	})
 	defer flipping.Wait()
 	defer close(stop)
-	// By the changes that it has seen, not by its looks: on a busy machine the writer runs in few of them.
+	// Counts the changes that the reader has seen, not its looks: on a busy machine the writer runs
+	// during few of these.
 	const enough, most = 100_000, 2 * time.Second
 	valid := true
 	for changes, began := 0, time.Now(); changes < enough && time.Since(began) < most; {

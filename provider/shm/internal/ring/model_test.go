@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// FuzzModel compares a ring with a queue of messages, whatever sizes are sent, however they
-// are reserved, committed, abandoned, dropped and kept, while the ring grows, shrinks,
-// wraps and rewinds.
+// FuzzModel compares a ring with a queue of messages, for any sizes, and any order of reserving,
+// committing, abandoning, dropping and keeping messages, while the ring grows, shrinks, wraps and
+// rewinds.
 func FuzzModel(f *testing.F) {
 	for seed := range int64(8) {
 		script := make([]byte, 3000)
@@ -16,13 +16,13 @@ func FuzzModel(f *testing.F) {
 		f.Add(script)
 	}
 	f.Add(bytes.Repeat([]byte{0, 255, 2, 0, 255, 2, 5}, 100))                  // more and more is unread
-	f.Add(bytes.Repeat([]byte{0, 190, 2, 4, 4, 7, 7}, 300))                    // rewinds, and shrinks each time
-	f.Add(append(bytes.Repeat([]byte{0, 90, 2, 1, 20, 5, 4}, 300), 6, 6, 4))   // kept, with gaps
-	f.Add(bytes.Repeat([]byte{0, 255, 0, 255, 0, 255, 2, 3, 1, 9, 4, 5}, 200)) // abandoned
+	f.Add(bytes.Repeat([]byte{0, 190, 2, 4, 4, 7, 7}, 300))                    // rewinds and shrinks again and again
+	f.Add(append(bytes.Repeat([]byte{0, 90, 2, 1, 20, 5, 4}, 300), 6, 6, 4))   // messages are kept, with gaps
+	f.Add(bytes.Repeat([]byte{0, 255, 0, 255, 0, 255, 2, 3, 1, 9, 4, 5}, 200)) // reservations are abandoned
 	f.Fuzz(func(t *testing.T, script []byte) { newModel(t).run(script) })
 }
 
-// TestModel is FuzzModel with longer scripts.
+// TestModel runs FuzzModel with longer scripts.
 func TestModel(t *testing.T) {
 	for seed := range int64(8) {
 		script := make([]byte, 30_000)
@@ -31,7 +31,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// sent is a message as the model knows it.
+// sent is a message in the model.
 type sent struct {
 	seq uint64
 	n   int
@@ -43,12 +43,12 @@ type model struct {
 	queued []sent // committed, and not polled
 	kept   []sent
 	room   []byte // reserved for data
-	data   int    // messages of data that were neither dropped nor released
+	data   int    // data messages that were neither dropped nor released
 }
 
 func newModel(t testing.TB) *model { return &model{pipe: newPipe(t, 1<<20)} }
 
-// run runs a script: an operation by each byte, some with an argument.
+// run runs a script, in which each byte is an operation, some with an argument.
 func (m *model) run(script []byte) {
 	for i := 0; i < len(script); i++ {
 		arg := byte(0)
@@ -83,7 +83,7 @@ func (m *model) run(script []byte) {
 	m.drain()
 }
 
-// size turns a byte into a size: small ones are frequent, and the largest is possible.
+// size turns a byte into a message size. Small sizes are frequent, and the largest is possible.
 func size(arg byte) int { return 1 + min(int(arg)*int(arg)*int(arg)/250, MaxMessage-1) }
 
 func (m *model) reserve(arg byte) {
@@ -98,7 +98,7 @@ func (m *model) reserve(arg byte) {
 	m.fillRoom()
 }
 
-// fillRoom writes to reserved room, so that whatever else does shows.
+// fillRoom writes to reserved room, so that the test notices if something else writes there, too.
 func (m *model) fillRoom() {
 	ends(m.room, func(i int) bool { m.room[i] = 0xa5; return true })
 }
@@ -124,7 +124,7 @@ func (m *model) commit(n int) {
 	m.room = nil
 }
 
-// control sends a control message, or abandons it.
+// control sends a control message, or abandons its reservation.
 func (m *model) control(arg byte) {
 	n := 1 + int(arg)
 	room, do := m.ReserveControl(n)
@@ -157,7 +157,7 @@ func (m *model) poll(keep bool) {
 		m.t.Fatalf("message %d: %d bytes of %d, or wrong ones", want.seq&^isControl, len(msg), want.n)
 	}
 	m.queued = m.queued[1:]
-	// Data is kept behind data that is kept, as sessions do.
+	// If earlier data is kept, data is kept as well, as in a session.
 	if want.seq&isControl != 0 || !keep && len(m.kept) == 0 {
 		m.unbroken(m.Drop())
 		if want.seq&isControl == 0 {
@@ -185,8 +185,8 @@ func (m *model) release() {
 	m.unbroken(m.Release())
 }
 
-// drain takes everything, after which there has to be room for the largest message, and
-// nothing of the budget in use once the ring has idled.
+// drain reads everything. Afterwards there must be room for the largest message, and once the ring has
+// idled it must use nothing of the budget.
 func (m *model) drain() {
 	m.commit(len(m.room))
 	for len(m.queued) > 0 {

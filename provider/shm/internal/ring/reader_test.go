@@ -39,7 +39,7 @@ func TestCellsKeepTheirPlace(t *testing.T) {
 			p.Drop()
 		}
 	}
-	// Give room back by and by, and mix: some control goes by the ring, some by cells.
+	// Room is freed bit by bit, so that some control messages go in the ring, and some in cells.
 	r := rand.New(rand.NewSource(5))
 	for range 5000 {
 		switch {
@@ -59,11 +59,11 @@ func TestCellsKeepTheirPlace(t *testing.T) {
 	}
 }
 
-// A control message that was sent while data was being filled comes before that data, and behind what
-// was sent before, whatever the reader looks at meanwhile.
+// A control message that was sent while data was being filled in is read before that data, and after
+// earlier messages, whatever the reader looks at in the meantime.
 func TestCellsKeepTheirPlaceWhileTheReaderLooks(t *testing.T) {
 	p := newPipe(t, minMax)
-	const rounds, size, most = 200_000, 16, time.Second // the lane "pauses" has it find more
+	const rounds, size, most = 200_000, 16, time.Second // with pauses between statements (.ci/run pauses) it would find more
 	began, stop := time.Now(), make(chan struct{})
 	var writing sync.WaitGroup
 	writing.Go(func() {
@@ -112,8 +112,8 @@ func TestCellsKeepTheirPlaceWhileTheReaderLooks(t *testing.T) {
 	}
 }
 
-// A writer that waits for a cell is woken when one is given back, though the ring stays
-// full of what nobody reads.
+// A writer that waits for a cell is woken when one becomes free, although the ring stays full of unread
+// data.
 func TestCellThatIsGivenBackWakesTheWriter(t *testing.T) {
 	p := newPipe(t, minMax)
 	n := p.fill(1000, 0)
@@ -139,7 +139,7 @@ func TestCellThatIsGivenBackWakesTheWriter(t *testing.T) {
 	}
 }
 
-// A writer that waits for room is woken once some has become free, not at every message.
+// A writer that waits for room is woken once enough is free, and not at every message.
 func TestRoomWakesTheWriter(t *testing.T) {
 	p := newPipe(t, minMax)
 	n := p.fill(1000, 0)
@@ -160,8 +160,8 @@ func TestRoomWakesTheWriter(t *testing.T) {
 	}
 }
 
-// Kept messages from cells count only while they are kept, so that a long-lived connection
-// is not taken for one whose peer sends too many.
+// Kept messages from cells count only while they are kept. Otherwise a long-lived connection would be
+// ended because its peer seems to send too many.
 func TestKeptMessagesOfCellsAreCountedBack(t *testing.T) {
 	p := newPipe(t, minMax)
 	for sent := 0; sent < 2*mostCopies; {
@@ -176,12 +176,12 @@ func TestKeptMessagesOfCellsAreCountedBack(t *testing.T) {
 		for p.Front() != nil {
 			p.Release()
 		}
-		p.none() // gives it back
+		p.none() // returns the room
 	}
 }
 
-// Cells are free again though their messages are kept, so the ring does not bound how much
-// a writer can make the reader keep through them.
+// A cell becomes free although its message is kept, so the size of the ring does not bound what a writer
+// can make the reader keep in this way. Another bound does.
 func TestPayloadThroughCellsIsBounded(t *testing.T) {
 	p := newPipe(t, minMax)
 	p.fill(1000, 0)
@@ -206,8 +206,8 @@ func TestPayloadThroughCellsIsBounded(t *testing.T) {
 	}
 }
 
-// What the smallest messages need in the reader's own memory while they are kept is bounded
-// by the ring, and given back.
+// The reader needs memory of its own for each kept message. With the smallest messages that memory is
+// bounded by the ring, and it is freed later.
 func TestMemoryOfKeptMessagesIsBounded(t *testing.T) {
 	for name, gap := range map[string]bool{"one behind another": false, "with gaps": true} {
 		t.Run(name, func(t *testing.T) {
@@ -242,7 +242,7 @@ func TestMemoryOfKeptMessagesIsBounded(t *testing.T) {
 				t.Errorf("there is room for %d steps when nothing is kept", n)
 			}
 			p.none()
-			p.send(1, 7) // it goes on
+			p.send(1, 7) // the ring goes on
 			p.poll()
 			p.Keep()
 			if !is(p.Front(), 1, 7) {
@@ -253,7 +253,8 @@ func TestMemoryOfKeptMessagesIsBounded(t *testing.T) {
 	}
 }
 
-// What is kept is not read again: its length stays, whatever the peer writes.
+// The length of a kept message is not read from shared memory again: it does not change, whatever the
+// peer writes.
 func TestKeptLengthIsTheReadersOwn(t *testing.T) {
 	p := newPipe(t, minMax)
 	for seq := range uint64(3) {

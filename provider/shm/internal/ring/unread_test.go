@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// At every step, through pads, laps, growth and cells.
+// Unread is exact after each step, with pads, laps, growth and cells.
 func TestUnreadIsExact(t *testing.T) {
 	for seed := range int64(8) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -30,7 +30,7 @@ func TestUnreadIsExact(t *testing.T) {
 				case op == 4:
 					p.Reserve(1, 1000)
 					p.Commit(0)
-				case op < 9: // as a session does: data stays behind what was kept
+				case op < 9: // as in a session: data stays after kept data
 					msg, do := p.Poll()
 					p.unbroken(do)
 					switch {
@@ -57,7 +57,7 @@ func TestUnreadIsExact(t *testing.T) {
 	}
 }
 
-// … and however much control is sent, and nothing else: positions are modulo 2³².
+// Control messages never count as unread, however many are sent, with positions that wrap modulo 2³².
 func TestControlAloneIsNeverUnread(t *testing.T) {
 	for name, first := range map[string]bool{"control alone": false, "behind a message": true} {
 		t.Run(name, func(t *testing.T) {
@@ -83,9 +83,9 @@ func TestControlAloneIsNeverUnread(t *testing.T) {
 	}
 }
 
-// A process that has lied about what it has read chooses how its own connection ends.
+// A process that has lied about what it has read affects only how its own connection ends.
 func TestUnreadByLies(t *testing.T) {
-	const due = 16 // behind a message of 8 bytes
+	const due = 16 // after a message of 8 bytes
 	for done, want := range map[uint32]bool{
 		0: true, 7: true, 1<<32 - 1: true,
 		due: false, 1 << 20: false, 1 << 31: false, 1<<31 + due: false,

@@ -6,10 +6,10 @@ import (
 	"github.com/sanconn/san/provider/shm/internal/quota"
 )
 
-// What is reserved may be committed in part, or not at all.
+// A reservation may be committed in part, or not at all.
 func TestReservationIsFreeAgain(t *testing.T) {
 	p := newPipe(t, Start)
-	for seq := range uint64(1000) { // some laps
+	for seq := range uint64(1000) { // several laps
 		if room, _ := p.Reserve(1000, 1000); room == nil {
 			t.Fatal("no room")
 		}
@@ -17,7 +17,7 @@ func TestReservationIsFreeAgain(t *testing.T) {
 		p.none()
 		if room, _ := p.ReserveControl(100); room == nil {
 			t.Fatal("no room for control")
-		} // and abandoned
+		} // abandoned
 		room, _ := p.Reserve(1, 1000)
 		pattern(room[:300], seq)
 		p.Commit(300)
@@ -28,7 +28,7 @@ func TestReservationIsFreeAgain(t *testing.T) {
 	}
 }
 
-// Control passes room that is reserved for data, in the order of the commits.
+// A control message can be sent while room is reserved for data. The order is that of the commits.
 func TestControlPassesAReservation(t *testing.T) {
 	p := newPipe(t, minMax)
 	for seq := uint64(0); seq < 10_000; seq += 4 {
@@ -61,8 +61,8 @@ func TestControlPassesAReservation(t *testing.T) {
 	}
 }
 
-// While data is reserved there is room for as many control messages as there are cells,
-// and more as soon as the reader has taken some.
+// While room is reserved for data, there is room for as many control messages as there are cells, and
+// for more as soon as the reader has taken some.
 func TestCellsBoundControlBesideAReservation(t *testing.T) {
 	p := newPipe(t, minMax)
 	p.Reserve(1, 1)
@@ -112,7 +112,7 @@ func TestRingGrowsWhileNobodyReadsAndShrinksWhenIdle(t *testing.T) {
 		p.Drop()
 	}
 	p.none()
-	p.Reserve(1, 1) // may be lent for long
+	p.Reserve(1, 1) // a reservation that may last long
 	p.Shrink(p.free)
 	if again, met := p.Shrink(p.free); !again || met || p.Pages() != 1<<20 {
 		t.Error("a ring with room reserved has shrunk")
@@ -129,7 +129,7 @@ func TestRingGrowsWhileNobodyReadsAndShrinksWhenIdle(t *testing.T) {
 	}
 }
 
-// A pad before a reservation that is abandoned is not in memory that Shrink frees.
+// The pad before an abandoned reservation is not in memory that Shrink frees.
 func TestShrinkAfterAnAbandonedReservation(t *testing.T) {
 	p := newPipe(t, 1<<20)
 	for seq := range p.fill(4096, 0) {
@@ -158,7 +158,7 @@ func TestShrinkAfterAnAbandonedReservation(t *testing.T) {
 	}
 }
 
-// A ring that has shrunk behind its reader can grow again, and then counts again.
+// A ring that was shrunk after its reader has read everything can grow again, and is charged again.
 func TestRingGrowsAgainBehindItsReader(t *testing.T) {
 	p := newPipe(t, 1<<20)
 	for range p.fill(4096, 0) {
@@ -199,8 +199,8 @@ func TestShrinkMeetsTheWriterAtEveryStep(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				// Without clear: it would take too long, and race by the detector's rules
-				// with reads that the positions exclude.
+				// It does not clear the memory: that would take too long, and would be a race, by the
+				// detector's rules, with reads that the positions exclude.
 				p.Shrink(func(pages uint64) bool { p.books.Return(pages); return true })
 			}
 		}
@@ -211,7 +211,7 @@ func TestShrinkMeetsTheWriterAtEveryStep(t *testing.T) {
 			room, do := p.Reserve(n, n)
 			p.unbroken(do)
 			if room == nil {
-				continue // Shrink is at work
+				continue // because Shrink is running
 			}
 			pattern(room[:64], sent)
 			p.Commit(n)
@@ -227,7 +227,8 @@ func TestShrinkMeetsTheWriterAtEveryStep(t *testing.T) {
 	}
 }
 
-// A writer that finds Shrink at work gets no room, and Shrink's caller learns of it.
+// A writer that finds Shrink running gets no room, and the caller of Shrink learns of it, so that it can
+// wake the writer.
 func TestReserveWhileShrinkIsAtWork(t *testing.T) {
 	p := newPipe(t, 1<<20)
 	for p.limit.Load() == Start {
@@ -236,7 +237,7 @@ func TestReserveWhileShrinkIsAtWork(t *testing.T) {
 	for msg, _ := p.Poll(); msg != nil; msg, _ = p.Poll() {
 		p.Drop()
 	}
-	p.Shrink(p.free) // it has to find the ring as it was
+	p.Shrink(p.free) // the next one frees only if the ring has not changed since this one
 	tried := false
 	again, met := p.Shrink(func(pages uint64) bool {
 		tried = true
@@ -258,7 +259,7 @@ func TestReserveWhileShrinkIsAtWork(t *testing.T) {
 
 func TestRingsStopGrowingAtTheBudget(t *testing.T) {
 	p := newPipe(t, Size)
-	const most = Sure - Start // and as much again on the way to Sure
+	const most = Sure - Start // a ring also takes memory on the way to Sure
 	p.books = NewBudget(most).Of(quota.Own)
 	p.Writer.Init(&p.out, &p.spares, p.bytes, &p.back, Size, 0, p.books)
 	q, r := newPipe(t, Size), newPipe(t, Size)
@@ -280,7 +281,7 @@ func TestRingsStopGrowingAtTheBudget(t *testing.T) {
 	}
 }
 
-// What one user has not read leaves as much as it has for another's rings.
+// What one user has not read leaves another user's rings as much memory.
 func TestUsersShareTheBudget(t *testing.T) {
 	const most = 8 * Size
 	budget := NewBudget(most)
@@ -305,13 +306,13 @@ func TestUsersShareTheBudget(t *testing.T) {
 	}
 }
 
-// A ring that has grown to Sure holds 512 KiB, in Writes of whatever size: a session sends one in
-// messages as large as there is room for.
+// A ring that has grown to Sure holds 512 KiB, in Writes of any size: a session sends each in messages
+// as large as there is room for.
 func TestSureHolds512KiB(t *testing.T) {
-	const header, piece = 8, 2 << 10 // of the session: a message's, and the least that it takes
+	const header, piece = 8, 2 << 10 // the session's: a message's header, and the smallest piece that it sends
 	for _, size := range []int{300, 1000, 4096, 33000, MaxMessage, 74300, 74500, 512 << 10} {
 		p := newPipe(t, Sure)
-		p.send(4064, 0) // so that there is something at the ring's start, too
+		p.send(4064, 0) // so that the ring's start is used, too
 		p.poll()
 		p.Drop()
 		p.none()
@@ -320,7 +321,7 @@ func TestSureHolds512KiB(t *testing.T) {
 			var room []byte
 			var do Action
 			if left == size && size+header <= MaxMessage {
-				room, do = p.Reserve(size+header, size+header) // at once
+				room, do = p.Reserve(size+header, size+header) // in one message
 				p.unbroken(do)
 			}
 			if room == nil {
@@ -343,7 +344,7 @@ func TestSureHolds512KiB(t *testing.T) {
 	}
 }
 
-// A ring that begins with memory counts as one that has grown.
+// A ring that begins with memory is charged as one that has grown.
 func TestRingThatInheritsMemory(t *testing.T) {
 	p := newPipe(t, Size)
 	p.Writer = Writer{}
@@ -384,7 +385,7 @@ func TestCommitOfMoreThanWasReserved(t *testing.T) {
 	}
 }
 
-// A control message for which the ring has no room wakes a reader that sleeps.
+// A control message that goes in a cell, because the ring has no room, wakes a reader that sleeps.
 func TestControlInACellWakesTheReader(t *testing.T) {
 	p := newPipe(t, minMax)
 	p.fill(1000, 0)
@@ -403,7 +404,7 @@ func TestControlInACellWakesTheReader(t *testing.T) {
 	}
 }
 
-// Messages that are read as they come stay in the same few pages, however many there are.
+// Messages that are read as they come use the same few pages again and again.
 func TestLightTrafficStaysInItsPages(t *testing.T) {
 	p := newPipe(t, Size)
 	const n = 1 << 10
@@ -422,12 +423,12 @@ func TestLightTrafficStaysInItsPages(t *testing.T) {
 	}
 }
 
-// At the edge of a full ring, a writer that has more to send waits for more than scraps of room.
+// A writer that finds a full ring, and has more to send, waits until there is more than a little room.
 func TestNoScrapsAtTheEdgeOfAFullRing(t *testing.T) {
 	const n = 1 << 10
 	p := newPipe(t, Start)
 	p.fill(n, 0)
-	p.Writer.Arm() // so that it learns at once what is free
+	p.Writer.Arm() // so that it learns at once how much is free
 	p.poll()
 	p.unbroken(p.Drop())
 	if room, do := p.Reserve(1, MaxMessage); room != nil {

@@ -1,5 +1,5 @@
-// Package build builds other people's programs from sources that nobody has changed, and the
-// command san, for tests and for comparisons.
+// Package build builds other people's programs from unchanged sources, and the command san, for tests
+// and comparisons.
 package build
 
 import (
@@ -21,7 +21,7 @@ func run(dir string, env []string, name string, args ...string) error {
 	return nil
 }
 
-// San builds the command san. The working directory is in test/overlay's module.
+// San builds the command san. The working directory must be in test/overlay's module.
 func San(file string) error {
 	module, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {
@@ -35,8 +35,8 @@ func Own(command, pkg, file string) error {
 	return run(".", nil, command, "build", "-o", file, pkg)
 }
 
-// Others builds a program of Programs by a command. Below sources are the programs' sources,
-// which it gets unless they are there.
+// Others builds one of Programs by a command. The programs' sources are below the directory sources;
+// Others downloads them if they are missing.
 func Others(command, program, sources, file string) error {
 	p := Programs[program]
 	dir := filepath.Join(sources, p.Source.Name)
@@ -51,10 +51,10 @@ func Others(command, program, sources, file string) error {
 	return run(filepath.Join(dir, p.Dir), p.Env, command, append(args, p.Package)...)
 }
 
-// Download copies the source of a module to a directory. Nobody has changed it, as go verifies.
+// Download copies the source of a module to a directory. The go command verifies that it is unchanged.
 func Download(dir, module string) error {
 	cmd := exec.Command("go", "mod", "download", "-json", module)
-	cmd.Dir = os.TempDir() // else this module's go.mod would count
+	cmd.Dir = os.TempDir() // otherwise this module's go.mod would be used
 	out, err := cmd.Output()
 	var m struct{ Dir string }
 	if err == nil {

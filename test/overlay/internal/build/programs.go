@@ -9,11 +9,11 @@ type Source struct {
 // A Program is a package of a source.
 type Program struct {
 	Source       Source
-	Dir, Package string   // from where it is built
-	Flags, Env   []string // of the build
+	Dir, Package string   // the directory in which it is built, and its package
+	Flags, Env   []string // for the build
 }
 
-// etcd's modules replace each other by the directories beside them.
+// etcd's go.mod files replace its modules by the neighbouring directories.
 var etcd = Source{"etcd", map[string]string{
 	"api":        "go.etcd.io/etcd/api/v3@v3.6.5",
 	"client/pkg": "go.etcd.io/etcd/client/pkg/v3@v3.6.5",
@@ -23,7 +23,7 @@ var etcd = Source{"etcd", map[string]string{
 	"server":     "go.etcd.io/etcd/server/v3@v3.6.5",
 }}
 
-// Programs are those whose sources are not this module's.
+// Programs are the programs whose sources are not in this module.
 var Programs = map[string]Program{
 	"caddy": {
 		Source:  Source{"caddy", map[string]string{"": "github.com/caddyserver/caddy/v2@v2.11.9"}},
@@ -38,8 +38,8 @@ var Programs = map[string]Program{
 	"prometheus": {
 		Source:  Source{"prometheus", map[string]string{"": "github.com/prometheus/prometheus@v0.316.0"}},
 		Package: "./cmd/prometheus",
-		// Its go.work names modules that are not in this one, and most of its build is for the
-		// clouds in which it can look for what to scrape.
+		// Its go.work names modules that this one does not have. Most of its build is for the clouds in
+		// which it can search for targets.
 		Flags: []string{"-tags=remove_all_sd"}, Env: []string{"GOWORK=off"},
 	},
 }

@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 )
 
-// EtcdArguments are those of an etcd of one member, with its data in a directory. It does not
-// wait for the disk.
+// EtcdArguments returns the arguments of an etcd of one member, with its data in a directory. It does
+// not wait for the disk.
 func EtcdArguments(dir, client, peer string) []string {
 	client, peer = "http://"+client, "http://"+peer
 	return []string{
@@ -17,8 +17,8 @@ func EtcdArguments(dir, client, peer string) []string {
 	}
 }
 
-// CaddyArguments are those of a caddy with a site, whose configuration they write to a
-// directory, and with an administration that has the page of package expvar.
+// CaddyArguments returns the arguments of a caddy with a site. It writes the configuration to a
+// directory. Caddy's administration interface has the page of package expvar.
 func CaddyArguments(dir, address, admin, site string) ([]string, error) {
 	file := filepath.Join(dir, "Caddyfile")
 	text := fmt.Sprintf("{\n\tadmin %s\n\tauto_https off\n\tpersist_config off\n}\nhttp://%s {\n\t%s\n}\n", admin, address, site)

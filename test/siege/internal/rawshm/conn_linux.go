@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// Offsets in a slot's control, on either side.
+// Offsets in a slot's control area, on either side.
 const (
 	state     = 0
 	ringTail  = 128 // of the ring in the same half
 	ringWant  = 256
-	ringHead  = 512 // of the other one
+	ringHead  = 512 // of the ring in the other half
 	ringSleep = 640
 	ringDone  = 768
 )
@@ -24,13 +24,13 @@ const (
 	StateAborted = 2
 )
 
-// Above the state is which of the slot's connections it is.
+// The bits above the state tell which of the slot's connections it is.
 const (
 	turnUnit = 4
 	turnMask = 1<<31 - turnUnit
 )
 
-// Records' kinds.
+// Kinds of records.
 const (
 	kindMessage = 1 << 32
 	kindPad     = 2 << 32
@@ -43,19 +43,19 @@ type Conn struct {
 	number int
 	tail   uint64    // of the ring out
 	head   uint64    // of the ring in
-	rung   [2]uint64 // the peer's sleep and want, when they were rung for last
+	rung   [2]uint64 // the peer's sleep and want words when they were last rung for
 }
 
-// Conn returns the connection in a slot, which is fresh.
+// Conn returns the connection in a slot, which was not used before.
 func (c *Conduit) Conn(number int) *Conn {
 	return &Conn{link: c, slot: c.slots[number], number: number}
 }
 
-// own and theirs are words in this side's control and in the other's.
+// own and theirs return words in this side's control area and in the other's.
 func (c *Conn) own(at int) *atomic.Uint64    { return at64(c.slot.mem, c.slot.control+at) }
 func (c *Conn) theirs(at int) *atomic.Uint64 { return at64(c.slot.theirs, c.slot.control+at) }
 
-// SetTail publishes any position.
+// SetTail publishes any position as the ring's tail.
 func (c *Conn) SetTail(v uint64) { c.own(ringTail).Store(v) }
 
 // SetState sets this side's state.
@@ -64,10 +64,10 @@ func (c *Conn) SetState(v uint32) {
 	c.link.Kick(c.number)
 }
 
-// Done reports whether the other side does not use the slot any more.
+// Done reports whether the other side no longer uses the slot.
 func (c *Conn) Done() bool { return c.Peer() != StateOpen && c.peer()>>31 == 0 }
 
-// Peer is the other side's state.
+// Peer returns the other side's state.
 func (c *Conn) Peer() uint32 {
 	if !c.taken() {
 		return StateOpen
@@ -85,13 +85,13 @@ func (c *Conn) peer() uint32 { return at32(c.slot.theirs, c.slot.control+state).
 // WantsRoom reports whether the other side waits for room in its ring.
 func (c *Conn) WantsRoom() bool { return c.theirs(ringWant).Load()&1 != 0 }
 
-// Reset makes a slot fresh for another connection, once both sides are done with it.
+// Reset prepares a slot for another connection, once neither side uses it any more.
 func (c *Conn) Reset() {
 	clear(c.slot.mem[c.slot.control:][:controlSize])
 	c.tail, c.head, c.rung = 0, 0, [2]uint64{}
 }
 
-// kick kicks if the peer has set one of its alarms since it was kicked last.
+// kick kicks if the peer has set one of its alarms since the last kick.
 func (c *Conn) kick(which, at int) {
 	if w := c.theirs(at).Load(); w&1 != 0 && w != c.rung[which] {
 		c.rung[which] = w
@@ -99,7 +99,7 @@ func (c *Conn) kick(which, at int) {
 	}
 }
 
-// Put writes a record without telling the peer. It returns false if there is no room.
+// Put writes a record, and does not publish it. It returns false if there is no room.
 func (c *Conn) Put(msg []byte) bool {
 	size := uint64(8 + (len(msg)+7)&^7)
 	head := c.theirs(ringHead).Load()
@@ -111,7 +111,7 @@ func (c *Conn) Put(msg []byte) bool {
 		c.putHeader(at, kindPad|left)
 		at += left
 	}
-	if at+size+8-head > ringSize { // there is always room left for a pad
+	if at+size+8-head > ringSize { // room for a pad must always be left
 		return false
 	}
 	c.putHeader(at, kindMessage|uint64(len(msg)))
@@ -124,13 +124,13 @@ func (c *Conn) putHeader(at, h uint64) {
 	binary.LittleEndian.PutUint64(c.slot.mem[c.slot.ring+int(at%ringSize):], h)
 }
 
-// Publish shows the peer what was put, and wakes it if it sleeps.
+// Publish publishes the records of Put, and wakes the peer if it sleeps.
 func (c *Conn) Publish() {
 	c.SetTail(c.tail)
 	c.kick(0, ringSleep)
 }
 
-// Get waits for the peer's next message, at most as long as given.
+// Get waits for the peer's next message, but not longer than limit.
 func (c *Conn) Get(limit time.Duration) ([]byte, error) {
 	end := time.Now().Add(limit)
 	for {
@@ -172,12 +172,12 @@ const (
 	Note      = 24
 )
 
-// SessionMessage is a message of the session's.
+// SessionMessage returns a message of the session.
 func SessionMessage(kind uint8, body string) []byte {
 	return append([]byte{kind, 0, 0, 0, 0, 0, 0, 0}, body...)
 }
 
-// Negotiate is the first message of a session on a ring.
+// Negotiate returns the first message of a session on a ring.
 func Negotiate() []byte {
 	b := make([]byte, 8+40)
 	b[0] = 1

@@ -1,4 +1,4 @@
-// Package rawshm speaks the protocol between processes of one host as docs/PROTOCOL.md has
-// it, for peers that do not keep to it: every step by itself, every number the caller's.
-// It shares no code with the provider. Only tests import it.
+// Package rawshm implements the protocol between processes of one host, as docs/PROTOCOL.md describes
+// it, for peers that break it: the caller decides about each step and each number. It shares no code
+// with the provider. Only tests import it.
 package rawshm

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// names are those of ports that were found last.
+// names has the name that was last found for each port.
 var names sync.Map // by uint16
 
-// Prefix begins the names of the processes that accept connections to a TCP port.
+// Prefix returns the beginning of the names of processes that accept connections to a TCP port.
 func Prefix(port uint16) string { return fmt.Sprintf("@san-shm/%d/%d/", Version, port) }
 
-// Dial connects a socket to a process that accepts connections to a TCP port: to the first one that
-// there is, of whichever user, as only one has a name in what attacks here.
+// Dial connects a socket to a process that accepts connections to a TCP port: to the first process
+// found, of any user, as only one has a name in these tests.
 func Dial(port uint16) (socket int, err error) {
 	name, ok := names.Load(port)
 	if !ok {

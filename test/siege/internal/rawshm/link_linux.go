@@ -27,7 +27,7 @@ func ringsAt(slots int) int {
 	return (bellSize + slots*(controlSize+cellsSize) + ringAlign - 1) / ringAlign * ringAlign
 }
 
-// HalfSize is the length in bytes of half a segment of so many slots.
+// HalfSize returns the length in bytes of half a segment with a number of slots.
 func HalfSize(slots int) int { return ringsAt(slots) + slots*ringSize }
 
 // NewHalf makes half a segment, as a sealed memfd, and maps it.
@@ -53,7 +53,7 @@ func mapHalf(fd, slots, prot int) ([]byte, error) {
 	return unix.Mmap(fd, 0, HalfSize(slots), prot, unix.MAP_SHARED|unix.MAP_NORESERVE)
 }
 
-// NewDoorbell returns an eventfd such as a doorbell is: rings take from its count.
+// NewDoorbell returns an eventfd as doorbells are: ringing takes from its count.
 func NewDoorbell() (fd int, err error) {
 	fd, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK|unix.EFD_SEMAPHORE)
 	if err != nil {
@@ -72,20 +72,20 @@ func NewDoorbell() (fd int, err error) {
 type Conduit struct {
 	Socket int
 	Bell   int   // the peer's doorbell
-	Halves []int // the peer's descriptors of its halves
+	Halves []int // descriptors of the peer's halves
 	slots  []slot
 	maps   [][2][]byte
-	asleep uint64 // as the peer had it when it was rung last
+	asleep uint64 // the peer's value when it was last rung
 }
 
 // slot is a connection's place in a segment.
 type slot struct {
-	mem, theirs   []byte // of its segment
-	control, ring int    // offsets
+	mem, theirs   []byte // this side's half of its segment, and the other side's
+	control, ring int    // offsets in the halves
 }
 
-// Open makes a link: all of it as it is meant to be, except for the doorbell that is passed,
-// which stays the caller's.
+// Open makes a link according to the protocol, except that the caller chooses the doorbell, which stays
+// the caller's.
 func Open(port uint16, doorbell int) (*Conduit, error) {
 	socket, err := Dial(port)
 	if err != nil {
@@ -121,7 +121,7 @@ func (c *Conduit) handshake(doorbell int) error {
 	return c.add(mem, fds[0], FirstSlots)
 }
 
-// CodeError is a reply that is not what was hoped for.
+// CodeError is a reply with another code than expected.
 type CodeError struct{ Kind, Code uint8 }
 
 func (e CodeError) Error() string { return fmt.Sprintf("reply of kind %d, code %d", e.Kind, e.Code) }
@@ -139,10 +139,10 @@ func (c *Conduit) add(mem []byte, half, slots int) error {
 	return nil
 }
 
-// Slots is how many connections the link has room for.
+// Slots returns how many connections the link has room for.
 func (c *Conduit) Slots() int { return len(c.slots) }
 
-// Extend adds the next segment, which doubles the slots as long as they are few.
+// Extend adds the next segment. The first ones each double the number of slots.
 func (c *Conduit) Extend() error {
 	slots := min(len(c.slots), mostSlots, linkSlots-len(c.slots))
 	fd, mem, err := NewHalf(slots)
@@ -165,7 +165,7 @@ func (c *Conduit) Extend() error {
 	return c.add(mem, fds[0], slots)
 }
 
-// Connect asks for a connection in a slot, and waits until the peer has taken or refused it.
+// Connect requests a connection in a slot, and waits until the peer has taken or refused it.
 func (c *Conduit) Connect(number int) error {
 	if err := c.Ask(number); err != nil {
 		return err
@@ -183,14 +183,14 @@ func (c *Conduit) Connect(number int) error {
 	return nil
 }
 
-// Ask asks for a connection in a slot.
+// Ask requests a connection in a slot.
 func (c *Conduit) Ask(number int) error {
 	conn := c.Conn(number)
 	conn.ownState().Store((conn.peer()&turnMask + turnUnit) & turnMask)
 	return Send(c.Socket, Message{Kind: Connect, Number: uint32(number)})
 }
 
-// Kick shows the peer news of a slot, of both kinds, and rings if it sleeps.
+// Kick reports news of a slot, of both kinds, to the peer, and rings if the peer sleeps.
 func (c *Conduit) Kick(number int) {
 	const groups, slots = 128, 2048
 	bell := c.maps[0][0]
@@ -210,12 +210,12 @@ func (c *Conduit) Ring() {
 	}
 }
 
-// Sleep has the peer ring for its next news.
+// Sleep makes the peer ring for its next news.
 func (c *Conduit) Sleep() {
 	at64(c.maps[0][0], 0).Store(at64(c.maps[0][0], 0).Load()>>32<<32 + 1<<32 + 1)
 }
 
-// Close gives all back.
+// Close releases everything.
 func (c *Conduit) Close() {
 	unix.Close(c.Socket)
 	if c.Bell >= 0 {

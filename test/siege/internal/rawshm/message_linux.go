@@ -55,7 +55,7 @@ func Send(socket int, m Message, fds ...int) error {
 	return unix.Sendmsg(socket, m.encode(), rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 }
 
-// Receive waits for a message, at most as long as given. The descriptors are the caller's.
+// Receive waits for a message, but not longer than limit. The caller has to close the descriptors.
 func Receive(socket int, limit time.Duration) (m Message, fds []int, err error) {
 	for end := time.Now().Add(limit); ; {
 		ready := []unix.PollFd{{Fd: int32(socket), Events: unix.POLLIN}}
@@ -72,7 +72,7 @@ func Receive(socket int, limit time.Duration) (m Message, fds []int, err error) 
 		break
 	}
 	var b [messageSize]byte
-	var oob [128]byte // credentials, too
+	var oob [128]byte // room for credentials, too
 	n, oobn, _, _, err := unix.Recvmsg(socket, b[:], oob[:], unix.MSG_CMSG_CLOEXEC)
 	if err != nil {
 		return m, nil, err

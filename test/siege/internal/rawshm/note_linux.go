@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// Notes are what the two ends of a TCP connection tell each other on a session, by the first
-// byte.
+// Kinds of notes, which the two ends of a TCP connection send each other on a session. The kind is the
+// first byte.
 const (
 	proposal = 1
 	answer   = 2
 	begin    = 3
 )
 
-// Answers' codes.
+// Codes of answers.
 const (
 	Moves   = 0
 	Unknown = 1
 )
 
-// TCP is a TCP connection as its dialer knows it.
+// TCP is what a dialer knows about its TCP connection.
 type TCP struct {
 	Local, Remote      netip.AddrPort
 	Cookie, PeerCookie uint64
@@ -38,8 +38,8 @@ func (t TCP) proposal() []byte {
 	return binary.LittleEndian.AppendUint16(b, 0)
 }
 
-// Move proposes to move a TCP connection, and returns the answer's code. If that is Moves, both
-// directions have moved, which had so many bytes and none.
+// Move proposes to move a TCP connection on which sent bytes were sent and none received, and returns
+// the answer's code. If that is Moves, both directions have moved.
 func (c *Conn) Move(t TCP, sent uint64, limit time.Duration) (code byte, err error) {
 	c.Put(SessionMessage(Note, string(t.proposal())))
 	c.Publish()
