@@ -138,12 +138,12 @@ func (c *Conn) closeSession(s *session.Session) error {
 	}
 	c.endStream(s, end) // fails only if called twice
 	select {
-	case <-s.Closed():
+	case <-s.Ended():
 		return c.closeTCP()
 	default:
 	}
 	go func() { // bounded by Options.CloseTimeout
-		<-s.Closed()
+		<-s.Ended()
 		c.closeTCP()
 	}()
 	return nil

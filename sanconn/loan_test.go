@@ -5,6 +5,7 @@ package sanconn_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -284,5 +285,31 @@ func TestCommitCountsWhatWentByTCP(t *testing.T) {
 	}
 	if n, err := io.Copy(io.Discard, b); err != nil || 1+n != int64(sent) {
 		t.Errorf("%d bytes came, %v; %d were counted", 1+n, err, sent)
+	}
+}
+
+// Close closes TCP even if the program never ends what it was lent.
+func TestCloseWithLentMemory(t *testing.T) {
+	for name, lend := range map[string]func(*sanconn.Conn) ([]byte, error){
+		"Peek":    (*sanconn.Conn).Peek,
+		"Reserve": func(c *sanconn.Conn) ([]byte, error) { return c.Reserve(100) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachEndpoint(t, func(t *testing.T, l session.Limits) {
+				a, b := pipe(t, l, nil)
+				a.Write([]byte("lent"))
+				b.SetDeadline(time.Now().Add(patience))
+				if _, err := lend(b); err != nil {
+					t.Fatal(err)
+				}
+				b.Close()
+				testenv.Eventually(t, patience, func() error {
+					if err := newconn.HandleOf(b).TCP().SetNoDelay(true); !errors.Is(err, net.ErrClosed) {
+						return fmt.Errorf("TCP is open: %v", err)
+					}
+					return nil
+				})
+			})
+		})
 	}
 }

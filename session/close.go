@@ -159,8 +159,12 @@ func (s *Session) awaitProgress(over <-chan struct{}) {
 	}
 }
 
+// Ended returns a channel that is closed when the connection is over at this end: what Close delivers
+// was delivered, or the session was aborted. It does not wait for loans.
+func (s *Session) Ended() <-chan struct{} { return s.ended }
+
 // Closed returns a channel that is closed when a session that was closed or aborted has released
-// everything: endpoint, memory, goroutines.
+// everything: endpoint, memory, goroutines. It waits for the end of loans.
 func (s *Session) Closed() <-chan struct{} { return s.closing.done }
 
 // Delivered reports, after Close, whether the peer has all that was written, or will have it even if

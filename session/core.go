@@ -46,6 +46,7 @@ type core struct {
 
 	failure  atomic.Pointer[error] // why the connection is over, set once
 	detached sync.Once             // closes or aborts the endpoint; a second caller waits for the first
+	ended    chan struct{}         // closed when the endpoint was closed or aborted
 	acked    atomic.Bool           // CloseAck came: the peer has everything
 	writeCut bool                  // a Write was taken in its middle: see TakeWrite; guarded by wr.op
 	told     atomic.Bool           // a Write or Read has found that the connection is over: see outcome
@@ -88,7 +89,7 @@ func (w *workers) stop() {
 }
 
 func newCore(ep Endpoint, cfg Config) *core {
-	c := &core{provider: ep, number: numbers.Add(1), cfg: cfg}
+	c := &core{provider: ep, number: numbers.Add(1), cfg: cfg, ended: make(chan struct{})}
 	sleeper, _ := ep.(Sleeper)
 	if cfg.Trace != nil {
 		ep = newTraced(ep, cfg.Trace, c.number)
@@ -172,7 +173,10 @@ func (c *core) detach(giveBack func()) {
 	c.rx.stage.reach(closed)
 	c.txMu.Unlock()
 	c.rxMu.Unlock()
-	c.detached.Do(giveBack)
+	c.detached.Do(func() {
+		giveBack()
+		close(c.ended)
+	})
 }
 
 // over returns why the connection is over for Write: the session's own reason, or else the endpoint's.
