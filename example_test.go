@@ -12,8 +12,8 @@ import (
 
 // Over verbs, the bytes of large Writes and Reads move between the device and the program's own slices.
 // Slices of Go's heap, and variables, are registered with the device when they are used for the second to
-// ninth time, and stay registered while they are reachable. The program need not do anything for that, but
-// should make its buffers once and use them again.
+// ninth time, and stay registered while a connection that has used them is open, unless the cache needs
+// room. The program need not do anything for that, but should make its buffers once and use them again.
 //
 // Two kinds of memory need a call: buffers that are registered from the start, and memory that the program
 // has mapped, which is copied unless the mapping is declared to stay.

@@ -407,9 +407,9 @@ func TestRequireWantsAllBytes(t *testing.T) {
 	}
 }
 
-// A listener goes on with the providers that can serve it, and tells of the others. Without any, the reason
-// is a failure, if there was one, rather than that there is no such SAN; and that alone is counted of a host
-// that has one.
+// A listener uses the providers that can serve it, and reports the others. Without any, the reason is that of
+// a provider that has failed, if one has, and otherwise that there is no such SAN. Where there is a SAN, only
+// failures are counted.
 func TestWhatAListenerLacks(t *testing.T) {
 	absent, fails := &Unavailable{Reason: ReasonNotServed}, &Unavailable{Reason: ReasonResources}
 	for name, of := range map[string]struct {

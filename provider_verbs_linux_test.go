@@ -95,8 +95,8 @@ func wantRDMAFallback(t *testing.T, address string, why Reason) {
 	d := atOnce()
 	d.Providers, d.Policy = []string{verbs.Name}, Require
 	if why == ReasonTimeout {
-		// In the default time, one second, the first dial in a busy guest did not reach the device. So
-		// it was the second dial that left the descriptor which librdmacm keeps of a device.
+		// With a timeout of one second, the first dial in a busy guest did not reach the device. So it
+		// was the second dial that left the descriptor which librdmacm keeps of a device.
 		d.Options.AttemptTimeout = 5 * time.Second
 	}
 	began := time.Now()

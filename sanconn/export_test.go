@@ -86,8 +86,8 @@ func (c *Conn) change(f func(*handover)) {
 // SessionOf returns the session by which a connection's Reads go, or nil if they go by TCP.
 func SessionOf(c *Conn) *session.Session { return c.in.san.Load() }
 
-// EndLate ends the stream as a CloseWrite does that has found the connection on a session which it has left
-// since, and reports whether Writes go by that.
+// EndLate ends the stream like a CloseWrite that has found the connection on a session which it has left
+// since. It reports whether Writes would still go by that session.
 func EndLate(c *Conn, s *session.Session) bool {
 	c.change(func(h *handover) { h.out.shut = true })
 	c.endStream(s, (*session.Session).CloseWrite)

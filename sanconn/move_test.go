@@ -228,7 +228,7 @@ func TestALongWriteMovesInItsMiddle(t *testing.T) {
 	}
 }
 
-// Its deadline ends such a Write as any other, also where it has got to the session.
+// A deadline ends such a Write like any other, even after it has got to the session.
 func TestADeadlineOfALongWriteThatMoves(t *testing.T) {
 	a, b, move := onTCPPair(t, newconn.Config{})
 	done := make(chan error, 1)

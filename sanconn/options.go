@@ -19,7 +19,7 @@ type Options struct {
 	MoveAtOnce bool
 
 	// Threshold is the size in bytes from which a Write is moved by RDMA directly from the caller's
-	// slice instead of through a buffer. Default: 1 MiB, or some 5 MiB if this host copies faster than
+	// slice instead of through a buffer. Default: 1 MiB, or some 6 MiB if this host copies faster than
 	// a line takes bytes; and only from the second to ninth Write of the same memory on, depending on
 	// how many copies registering it costs. Without memory windows, the default applies only if
 	// registering costs no more than one copy. A value that is set applies from the first Write on;

@@ -589,7 +589,7 @@ func TestALentBufferThatCannotBeRegistered(t *testing.T) {
 	})
 }
 
-// Bytes that are committed to an empty send buffer are sent at once: small pieces in messages, larger
+// Bytes that are committed to an empty registered send buffer are sent at once: small pieces in messages, larger
 // ones to the inbox, in their order.
 func TestSmallLoansOfARegisteredBufferGoAsMessages(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

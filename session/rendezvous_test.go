@@ -153,8 +153,8 @@ func TestMemoryThatIsNeverRegisteredIsCounted(t *testing.T) {
 	})
 }
 
-// RDMA reads go into a Read's slice if that pays, which is decided once for each Write, and otherwise
-// into chunks, from which the Read copies. A threshold in the Config decides alone.
+// RDMA reads go into a Read's slice if that pays, which is decided for each Read of an offer (here one for
+// each Write) until one does not pay, and otherwise into chunks, from which the Read copies. A threshold in the Config decides alone.
 func TestAReadsSliceIsReadIntoWhereThatPays(t *testing.T) {
 	const size, writes = 300_000, 3
 	for _, tt := range []struct {

@@ -106,7 +106,7 @@ func TestANameIsTriedAgain(t *testing.T) {
 			synctest.Wait()
 			set.release(x)
 			time.Sleep(againIn)
-			if tries != 2 { // nor again for nobody
+			if tries != 2 { // a name without users is not tried again
 				t.Errorf("%v: %d tries", why, tries)
 			}
 		})

@@ -322,7 +322,8 @@ func TestLinkedAreAskedFirst(t *testing.T) {
 	}
 }
 
-// A search asks no more than MostNames, even if another user has made more names that do not answer.
+// A search asks no more than MostNames processes, even if there are more names of the user, by which nobody
+// answers.
 func TestNamesWithoutEnd(t *testing.T) {
 	const many = 3 * shm.MostNames
 	port := unusedPort(t)

@@ -13,7 +13,8 @@ func TestBudgetFollowsTheMemoryLimit(t *testing.T) {
 	}
 }
 
-// What connections hold that starve leaves half to this user's own, whatever others' processes do.
+// Connections that starve may hold as much as rings may have, but those to processes of other users only
+// half of it: the rest is for this user's own.
 func TestSpareOfOtherUsers(t *testing.T) {
 	for dir, part := range map[string]int64{"": 1, t.TempDir(): 2} { // there another container's process may be found
 		t.Run(dir, func(t *testing.T) {

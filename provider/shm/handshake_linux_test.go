@@ -87,7 +87,7 @@ func TestMuteDialerIsHungUpOn(t *testing.T) {
 	servesOthers(t, l)
 }
 
-// A link without connections is ended after a time, whichever process holds it, and its resources are
+// A link that a dialing process holds without connections is ended after a time, and its resources are
 // released.
 func TestIdleLinksAreEnded(t *testing.T) {
 	setIdleTicks(t, 50) // a second: the link that gets a connection below is idle at first

@@ -131,7 +131,7 @@ func TestUnreadStaysWhileAnUnusedLinkEnds(t *testing.T) {
 	readPatterns(t, a, len(msg), n)
 }
 
-// … and once it has ended.
+// What a peer has still to read also stays after an unused link has ended.
 func TestUnreadStaysWhenAnUnusedLinkHasEnded(t *testing.T) {
 	leaks(t)
 	l := listen(t, Config{})

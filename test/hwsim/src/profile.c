@@ -78,7 +78,7 @@ static const struct profile profiles[] = {
 	{
 		.name = "mana", .transport = IBV_TRANSPORT_IB, .link_layer = IBV_LINK_LAYER_ETHERNET,
 		.vendor_id = 0x1414, .part_id = 0,
- // providers/mana/wr.c uses no send flags except IBV_SEND_SIGNALED and the like
+		// providers/mana/wr.c uses no send flags except IBV_SEND_SIGNALED and the like
 		.max_inline = 1 << 16, .ignores_inline = true,
 		.max_qp = 1 << 14, .max_qp_wr = 4096, .max_cq = 1 << 14, .max_cqe = 1 << 14,
 		.max_mr = 1 << 14, .max_pd = 1 << 14, .max_mw = 0,
