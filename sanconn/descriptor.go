@@ -119,7 +119,7 @@ func (d *tcpDescriptor) have(c *Conn) error {
 // sends them again: functions that look there, as those of pools, do not wait. A Read that takes the
 // bytes ends the wait.
 func (in *incoming) awaitReturned(c *Conn) {
-	end := time.Now().Add(backTimeout)
+	end := time.Now().Add(backTimeout.get())
 	for pause := returnPause; !c.closed.Load() && time.Now().Before(end); pause = min(2*pause, mostReturnPause) {
 		c.mu.Lock()
 		returned := c.state.least > in.bytes.Load()

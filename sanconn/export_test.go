@@ -8,28 +8,25 @@ import (
 
 // In tests a peer in the same process that gets no processor for seconds still has time to leave and to
 // answer.
-func init() { backTimeout, silentTimeout = time.Minute, time.Minute }
+func init() {
+	backTimeout.set(time.Minute)
+	silentTimeout.set(time.Minute)
+}
+
+// set changes a duration, until undo is called.
+func (d *duration) set(to time.Duration) (undo func()) {
+	was := d.ns.Swap(int64(to))
+	return func() { d.ns.Store(was) }
+}
 
 // SetBackTimeout changes backTimeout, until undo is called.
-func SetBackTimeout(d time.Duration) (undo func()) {
-	was := backTimeout
-	backTimeout = d
-	return func() { backTimeout = was }
-}
+func SetBackTimeout(d time.Duration) (undo func()) { return backTimeout.set(d) }
 
 // SetAnswerTime changes answerTime, until undo is called.
-func SetAnswerTime(d time.Duration) (undo func()) {
-	was := answerTime
-	answerTime = d
-	return func() { answerTime = was }
-}
+func SetAnswerTime(d time.Duration) (undo func()) { return answerTime.set(d) }
 
 // SetSilentTimeout changes silentTimeout, until undo is called.
-func SetSilentTimeout(d time.Duration) (undo func()) {
-	was := silentTimeout
-	silentTimeout = d
-	return func() { silentTimeout = was }
-}
+func SetSilentTimeout(d time.Duration) (undo func()) { return silentTimeout.set(d) }
 
 // LeaveSAN makes a connection go back to TCP, as File does, but not for good.
 func LeaveSAN(c *Conn) error {

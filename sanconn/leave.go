@@ -14,10 +14,6 @@ import (
 	"github.com/sanconn/san/session"
 )
 
-// backTimeout bounds how long the user of the descriptor waits for the peer to leave the session, too,
-// which takes some 100 µs, and processor time. Tests set it higher.
-var backTimeout = 5 * time.Second
-
 // Bounds of how much memory a peer can take of this end. Once the peer has stopped writing, no more is
 // read from a session than the peer can have left there: mostOfRing, or session.MostLeft. mostReturned
 // bounds the bytes that the peer returns, because it decides itself how many it has room for.
@@ -25,10 +21,6 @@ const (
 	mostReturned = 64 << 20
 	mostOfRing   = 4 << 20
 )
-
-// answerTime is how long a peer that has not answered waits for room before its bytes are read. It is
-// less than a peer's Close waits for that. It is a variable for tests.
-var answerTime = 100 * time.Millisecond
 
 var (
 	errStarved = &session.Unavailable{Reason: session.ReasonResources, Err: errors.New("a Write waited for memory that other connections have used up")}
@@ -41,7 +33,7 @@ var (
 
 // backLocked makes TCP carry the connection. mu is held, and released meanwhile.
 func (c *Conn) backLocked() error {
-	end := time.Now().Add(backTimeout)
+	end := time.Now().Add(backTimeout.get())
 	for c.state.phase != onTCP {
 		if c.closed.Load() {
 			return net.ErrClosed
@@ -208,8 +200,9 @@ func (c *Conn) exchange(s *session.Session) (t taken, err error) {
 	from, most, back := s.ReadPosition(), uint64(mostOfRing), uint64(mostOfRing)
 	if !s.Limits().Ring() {
 		most, back = s.MostLeft(), mostReturned
-		late := time.Now().Add(answerTime)
-		defer time.AfterFunc(answerTime, s.LookAgain).Stop()
+		wait := answerTime.get()
+		late := time.Now().Add(wait)
+		defer time.AfterFunc(wait, s.LookAgain).Stop()
 		s.AwaitTaken(func() bool { return answered() || !time.Now().Before(late) })
 		t.unread = readUntil(s, most, answered)
 	}

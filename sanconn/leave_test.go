@@ -71,7 +71,6 @@ func TestCloseOnTheWayBack(t *testing.T) {
 // A Peek or Read that has found the session, but reaches it only after a way back in vain, has to look
 // again: bytes that were taken meanwhile come first, and nothing would end its loan.
 func TestALateReadBehindAWayBackInVain(t *testing.T) {
-	defer sanconn.SetAnswerTime(time.Millisecond)()
 	ea, eb := twin.Pair(twin.Config{Limits: session.Limits{Window: 32}})
 	a, b := pipeOver(t, ea, eb, nil)
 	sendUnread(t, b, a)

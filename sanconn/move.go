@@ -18,11 +18,6 @@ import (
 // another process.
 const takeTimeout = 500 * time.Millisecond
 
-// silentTimeout bounds how long the end of a stream waits for the answer to a proposal: the process that
-// got the proposal may not be the peer, which then knows nothing of it. It is closeTimeout, and a
-// variable for tests.
-var silentTimeout = closeTimeout
-
 var (
 	errSilent    = fmt.Errorf("the process that was asked has not answered: %w", syscall.ETIMEDOUT)
 	errBadNote   = errors.New("sanconn: a note that is not understood")
@@ -258,7 +253,7 @@ func (c *Conn) boundAnswerLocked() {
 		}
 	}
 	// In two halves: a process that was stopped has time for an answer that has come meanwhile.
-	half := silentTimeout / 2 // read here, as another test may change it by then
+	half := silentTimeout.get() / 2
 	time.AfterFunc(half, func() { time.AfterFunc(half, giveUp) })
 }
 

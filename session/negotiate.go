@@ -45,22 +45,23 @@ func (s *Session) sendNegotiate() (sent bool) {
 func (s *Session) Negotiate(ctx context.Context) (err error) {
 	s.rd.begin()
 	defer s.rd.op.Unlock()
-	if s.notes.begun.Load() {
+	switch {
+	case s.notes.begun.Load():
 		return nil
+	case s.rd.state.Load()&stClosed != 0: // the endpoint may be retired: Close waits only for operations that have begun before
+		return ErrClosed
 	}
 	defer context.AfterFunc(ctx, s.rd.signal)()
 	s.rd.slept.Store(true) // then it does not poll: a move is in the background, and many moves wait for processors
 	s.attempt(&s.rd, func(bool) (want Events) {
-		if s.rd.state.Load()&stClosed != 0 { // first: if Close has begun before, the endpoint may be retired
-			err = ErrClosed
-			return 0
-		}
 		if p := s.failure.Load(); p != nil { // this end has failed it, and takes nothing more from the endpoint
 			err = fmt.Errorf("%w: %w", *p, ErrLost)
 			return 0
 		}
 		if want, err = s.negotiateStep(); want != 0 {
-			err = ctx.Err()
+			if err = ctx.Err(); err == nil && s.rd.state.Load()&stClosed != 0 { // after a look: Close tells the peer what is unread
+				err = ErrClosed
+			}
 		}
 		if err != nil {
 			return 0
@@ -107,8 +108,8 @@ func (s *Session) negotiateStep() (want Events, err error) {
 func (s *Session) negotiated() (bool, error) {
 	s.rxMu.Lock()
 	defer s.rxMu.Unlock()
-	if s.rx.stage == closed {
-		return false, ErrClosed
+	if s.rx.stage == closed { // the next look finds why
+		return false, nil
 	}
 	ev := &s.rx.ev
 	if !s.ep.Poll(ev) {

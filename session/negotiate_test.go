@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -393,5 +394,62 @@ func TestNegotiateEndsWithItsSession(t *testing.T) {
 		err := within(t, got).err
 		wantErr(t, "Negotiate", err, fault)
 		wantErr(t, "Negotiate", err, session.ErrLost)
+	})
+}
+
+// A Negotiate that Close ends looks at what has come before: bytes that follow the negotiation are unread
+// then, which the peer finds.
+func TestCloseFindsWhatHasComeBesideNegotiate(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		ea, eb := twins(t, ring)
+		e := &slowArrival{lateArm: lateArm{Endpoint: ea}}
+		e.late.Store(true)
+		a, b := session.New(e, session.Config{}), session.New(eb, session.Config{})
+		defer idle()
+		defer b.Abort()
+		got := make(chan result, 1)
+		go func() { got <- result{0, a.Negotiate(context.Background())} }()
+		negotiate(t, b)
+		if _, err := b.Write([]byte("unread")); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Second)
+		e.late.Store(false)
+		a.Close()
+		within(t, got)
+		pass(time.Second)
+		_, err := b.Read(make([]byte, 1))
+		wantErr(t, "the peer's Read", err, syscall.ECONNRESET)
+	})
+}
+
+// failsInErr has no room for control messages, and something happens when the session first looks at
+// how it is.
+type failsInErr struct {
+	*twin.Endpoint
+	act func()
+}
+
+func (e *failsInErr) ReserveControl(int) []byte { return nil }
+
+func (e *failsInErr) Err() error {
+	if act := e.act; act != nil {
+		e.act = nil
+		act()
+	}
+	return e.Endpoint.Err()
+}
+
+// A failure that comes in the middle of Negotiate's look is what that returns.
+func TestNegotiateEndsWithItsSessionInALook(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		e := &failsInErr{}
+		s, _, _ := rawPairOn(t, ring, session.Config{}, func(under *twin.Endpoint) session.Endpoint {
+			e.Endpoint = under
+			return e
+		})
+		fault := errors.New("a fault of the test's")
+		e.act = func() { s.Fail(fault) }
+		wantErr(t, "Negotiate", s.Negotiate(context.Background()), fault)
 	})
 }
